@@ -126,7 +126,7 @@ def test_written_names_and_shapes_match_big_vision(tmp_path: Path, case: str) ->
 def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
     reference = timm_model("MAP", img_size=OTHER)
     path = saved(tmp_path / "foreign.npz", arrays_of(reference))
-    with pytest.raises(BadCheckpoint, match=r"15 positions.*Pass its native size"):
+    with pytest.raises(BadCheckpoint, match=r"15 positions.*native image size"):
         vitreous.load(path)
     check_close(vitreous.load(path, overrides={"image_size": OTHER}), reference, OTHER)
 
@@ -297,7 +297,7 @@ def test_bfloat16_positions_are_read(tmp_path: Path, model: ViT, arrays: Arrays)
         (lambda w: w.update({"embedding/kernel": np.zeros((192, 48))}), "embedding/kernel must have 4 "),
         (
             lambda w: w.update({f"{BLOCKS}/LayerNorm_0/scale": np.zeros((9999, 1), "f4")}),
-            r"LayerNorm_0/scale must be the depth, at most 1024, got shape \[9999, 1\]",
+            r"LayerNorm_0/scale must be the depth .*1024.*\[9999, 1\]",
         ),
         (
             lambda w: w.update({f"{BLOCKS}/LayerNorm_0/bias": w[f"{BLOCKS}/LayerNorm_0/bias"][:2]}),

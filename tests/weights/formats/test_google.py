@@ -69,7 +69,7 @@ def test_positions_are_resampled_as_in_vit_jax(tmp_path: Path) -> None:
 def test_rectangular_grid_requires_image_size(tmp_path: Path) -> None:
     reference = timm_model("class token", img_size=OTHER)
     path = saved(tmp_path / "foreign.npz", arrays_of(reference))
-    with pytest.raises(BadCheckpoint, match=r"15 positions.*Pass its native size, a multiple of 8 x 8"):
+    with pytest.raises(BadCheckpoint, match=r"15 positions.*native image size.* 8 x 8"):
         vitreous.load(path)
     check_close(vitreous.load(path, overrides={"image_size": OTHER}), reference, OTHER)
 
@@ -228,7 +228,7 @@ def test_round_trip_is_bit_identical(tmp_path: Path, case: str, dtype: torch.dty
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "position": ({"position": NoPosition()}, ".*positions, got NoPosition"),
-    "entry": ({"position": Learned1d(prefix_entries=False)}, "a position for the class token is required"),
+    "entry": ({"position": Learned1d(prefix_entries=False)}, ".*a position for the class token"),
     "pool": ({"class_token": False, "pool": AttentionPool()}, r".*got AttentionPool\(\)"),
     "norm after the mean": ({"class_token": False, "pool": GlobalAverage("after")}, r".*got GlobalAverage.*after"),
     "average with a class token": ({"pool": GlobalAverage("before")}, r".*with a class token, got GlobalAverage"),
@@ -259,7 +259,7 @@ def test_unsupported_parts_are_rejected_by_name(tmp_path: Path, case: str) -> No
     [
         ({"norm_eps": 1e-5}, "eps is 1e-05"),
         ({"mlp": Gelu("erf")}, "GELU is computed with erf"),
-        ({"stem": ResNetStem((1,), 32, "timm"), "patch_size": (2, 2)}, "epsilons of timm, not of Google"),
+        ({"stem": ResNetStem((1,), 32, "timm"), "patch_size": (2, 2)}, "epsilons of timm"),
     ],
 )
 def test_other_numerics_require_lossy(tmp_path: Path, changes: dict[str, Any], part: str) -> None:

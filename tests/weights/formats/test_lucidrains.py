@@ -161,7 +161,7 @@ def test_models_without_patch_norms_are_read(residual: bool, tmp_path: Path) -> 
 def test_mean_including_the_class_token_is_rejected(tmp_path: Path) -> None:
     torch.save(reference_model().state_dict(), tmp_path / "m.pth")
     for pool in (GlobalAverage(), {"kind": "GlobalAverage"}):
-        with pytest.raises(BadCheckpoint, match="mean pooling with a class token"):
+        with pytest.raises(BadCheckpoint, match=r"requires ClassToken.*GlobalAverage"):
             vitreous.load(tmp_path / "m.pth", overrides={"pool": pool})
     assert vitreous.load(tmp_path / "m.pth", overrides={"pool": ClassToken()}).config == CONFIG
 
@@ -220,9 +220,9 @@ def test_other_numerics_require_lossy(changes: dict[str, Any], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"channels": 1}, r"patches of 64 values, which are not square with 3 channels; pass overrides="),
-        ({"heads": 4, "dim_head": 24}, r"heads.*\(96\) is not a multiple of 64; pass overrides="),
-        ({"image_size": (24, 48)}, "has 19 positions, 18 without prefix tokens, which is not a square number. Pass"),
+        ({"channels": 1}, r"patches of 64 values, .* 3 channels; pass overrides="),
+        ({"heads": 4, "dim_head": 24}, r"heads.*\(96\) is not a multiple of 64.*pass overrides="),
+        ({"image_size": (24, 48)}, "19 positions; the 18 .* square grid.*Pass"),
     ],
     ids=str,
 )

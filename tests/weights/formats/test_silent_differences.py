@@ -22,7 +22,7 @@ from vitreous.weights.io.errors import BadCheckpoint
 # 4 x 6 patches and a class token have as many positions as 5 x 5 patches.
 LONG, SQUARE, PLACES = (32, 48), (40, 40), 25
 THEIRS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8}
-UNSURE = "has 25 positions, 24 without prefix tokens, which is not a square number"
+UNSURE = "25 positions; the 24 .* square grid"
 
 
 def timm_model(**given: Any) -> nn.Module:
@@ -53,9 +53,7 @@ def test_square_without_class_token_position_is_assumed(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "m.pth")
     loaded = vitreous.load(tmp_path / "m.pth")
     check_close(loaded, model, SQUARE)
-    assert "if 0 of 25 positions are for prefix tokens; if 1 are, pass the image size" in assumption_of(
-        loaded, "image_size"
-    )
+    assert "0 of the 25 positions" in assumption_of(loaded, "image_size")
     check_close(vitreous.load(tmp_path / "m.pth", image_size=(48, 40)), model, (48, 40))
 
 
@@ -63,7 +61,7 @@ def test_timm_folder_of_another_size_is_not_read_as_square(tmp_path: Path) -> No
     """`save_for_hf` writes the given arguments but the image size of the architecture."""
     model = timm_model(img_size=LONG)
     import_timm().models.save_for_hf(model, tmp_path / "m", model_args={"num_heads": 2})
-    with pytest.raises(BadCheckpoint, match=rf"{UNSURE} and does not match \(224, 224\)"):
+    with pytest.raises(BadCheckpoint, match=rf"{UNSURE}.*\(224, 224\)"):
         vitreous.load(tmp_path / "m")
     check_close(vitreous.load(tmp_path / "m", image_size=LONG), model, LONG)
 
@@ -151,14 +149,14 @@ SMALL = ViTConfig(
 )
 TANH = {"mlp": Gelu("tanh")}
 BARE: list[tuple[str, dict[str, Any], str]] = [
-    ("timm", TANH, "GELU is computed with tanh here and with erf in timm"),
-    ("timm", {"pool": GlobalAverage("before")}, "the class token in timm with these tensors"),
-    ("huggingface", TANH | {"norm_eps": 1e-12}, "GELU is computed with tanh here and with erf in transformers' ViT"),
-    ("huggingface", {}, "eps is 1e-06 here and 1e-12 in transformers' ViT"),
+    ("timm", TANH, "GELU .* erf in timm"),
+    ("timm", {"pool": GlobalAverage("before")}, "the class token with these tensors"),
+    ("huggingface", TANH | {"norm_eps": 1e-12}, "GELU .* erf in transformers' ViT"),
+    ("huggingface", {}, "eps .* 1e-12 in transformers' ViT"),
     (
         "huggingface",
         {"layer_scale": 0.1, "num_classes": 0, "norm_eps": 1e-5},
-        "eps is 1e-05 here and 1e-06 in transformers' Dinov2",
+        "eps .* 1e-06 in transformers' Dinov2",
     ),
 ]
 
@@ -199,7 +197,7 @@ def test_timm_computes_differently_with_a_lossy_file(tmp_path: Path) -> None:
 def test_convert_reports_lossy_differences(tmp_path: Path) -> None:
     vitreous.save(noisy(build(dataclasses.replace(SMALL, **TANH))), tmp_path / "saved")
     file = convert(tmp_path / "saved", tmp_path / "x.pth", to="timm", lossy=True)
-    assert file.losses == ["GELU is computed with tanh here and with erf in timm"]
+    assert file.losses == ["GELU is computed with tanh in Vitreous and with erf in timm"]
     assert convert(tmp_path / "saved", tmp_path / "folder", to="timm").losses == []
 
 
@@ -225,8 +223,8 @@ TARGETS |= dict.fromkeys(("google", "big_vision"), "m.npz") | dict.fromkeys(("pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mlp": Squared("erf")}, "mlp Squared"),
-        ({"pool": Strongest("after"), "class_token": False}, "pool Strongest"),
+        ({"mlp": Squared("erf")}, "Squared"),
+        ({"pool": Strongest("after"), "class_token": False}, "Strongest"),
     ],
     ids=["mlp", "pool"],
 )
@@ -234,7 +232,7 @@ def test_new_options_are_rejected_by_every_format(
     changes: dict[str, Any], message: str, format: str, tmp_path: Path
 ) -> None:
     model = build(dataclasses.replace(SMALL, **changes))
-    with pytest.raises(UnsupportedByFormat, match=f"{message} is not supported by any other"):
+    with pytest.raises(UnsupportedByFormat, match=f"{message} .*not supported by any other"):
         vitreous.save(model, tmp_path / TARGETS[format], format=format, lossy=True)
 
 
@@ -246,7 +244,7 @@ def test_pooling_with_fc_norm_is_assumed(given: dict[str, Any], tmp_path: Path) 
     model = timm_model(**given)
     torch.save(model.state_dict(), tmp_path / "m.pth")
     loaded = vitreous.load(tmp_path / "m.pth")
-    assert "global_pool token, avgmax" in assumption_of(loaded, "pool")
+    assert "avgmax" in assumption_of(loaded, "pool")
     assert (difference(loaded, model, (32, 32)) < 1e-4) == (given == {"global_pool": "avg"})
 
 

@@ -1,6 +1,6 @@
 """Checkpoint formats of other libraries.
 
 `base.py` defines the interface of a format and the config builder, `mapping.py` converts tensors with tables in both
-directions, `write_checks.py` finds parts that a library does not support, and `detect_format.py` lists all formats and
-detects the format of a checkpoint. Each library has a file or folder.
+directions, `write_checks.py` finds model parts that a library does not support, and `detect_format.py` lists formats
+and detects the format of a checkpoint. Each library has its own file or folder.
 """

@@ -24,33 +24,33 @@ from vitreous.weights.formats.write_checks import missing_parts, numeric_differe
 from vitreous.weights.io.containers import write_file
 from vitreous.weights.io.errors import BadCheckpoint
 
-# Number of heads by width in published models whose heads are not 64 wide: SO400M, ViT-H, ViT-g, ViT-G.
+# Number of heads, by model width, of published models whose heads are not 64 wide: SO400M, ViT-H, ViT-g, ViT-G.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 
 class AssumptionWarning(UserWarning):
-    """Issued if a checkpoint does not specify some config fields and usual values are assumed."""
+    """Warns that a checkpoint does not specify some config fields, so their usual values are assumed."""
 
 
 @dataclass(frozen=True)
 class StateDict:
-    """Tensors of a foreign checkpoint with their original names, and its config.json."""
+    """A checkpoint of another library: tensors by their original names, and the contents of config.json."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any] = field(default_factory=dict)
-    forget: Callable[[], None] = lambda: None  # see Mapped
-    inside: tuple[str, ...] = ()  # keys of the model's tensors in a larger training checkpoint
-    ignored: tuple[str, ...] = ()  # tensors outside the model, summarised for the provenance
+    forget: Callable[[], None] = lambda: None  # see `Mapped.forget`
+    inside: tuple[str, ...] = ()  # nested keys under which a training checkpoint contains the model
+    ignored: tuple[str, ...] = ()  # summary of the tensors outside the model, for the provenance
     model_name: str = ""  # architecture name in the file's metadata
 
     def count(self, pattern: str, first: int = 0) -> int:
-        """Count consecutive layers: tensors such as `blocks.{i}.norm1.weight` for i = first, first + 1, ..."""
+        """Count consecutive layers, starting at `first`, that have the tensor `pattern`: `blocks.{i}.norm1.weight`."""
         numbers = itertools.count(first)
         return next(i for i in numbers if pattern.replace("{i}", str(i)) not in self.tensors) - first
 
     def shape(self, name: str, dims: int | None = None) -> tuple[int, ...]:
-        """Return the shape of a required tensor, which must have `dims` dimensions, none of size 0."""
+        """Return the shape of a required tensor. If `dims` is given, require that many dimensions, none of size 0."""
         if name not in self.tensors:
             raise BadCheckpoint(f"{self.path} has no tensor {name}")
         shape = tuple(self.tensors[name].shape)
@@ -64,15 +64,15 @@ class Format(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]  # library name in model cards and messages
-    signatures: ClassVar[Sequence[Sequence[str]]]  # a checkpoint matches if it has all names of one signature
+    signatures: ClassVar[Sequence[Sequence[str]]]  # a checkpoint matches if it has all tensors of any one signature
     roots: ClassVar[Sequence[str]] = ("",)  # possible prefixes of all tensor names
-    renames: ClassVar[Sequence[tuple[str, str]]] = ()  # patterns and replacements from other versions' tensor names
+    renames: ClassVar[Sequence[tuple[str, str]]] = ()  # (pattern, replacement) for names of other versions
     ignored: ClassVar[Sequence[str]] = ()  # patterns of tensor names to ignore
-    suffixes: ClassVar[Sequence[str]] = ()  # for writing one file; if empty, any file or a folder
+    suffixes: ClassVar[Sequence[str]] = ()  # accepted when writing; if empty, any file or a folder can be written
     file_name: ClassVar[str] = "model.safetensors"  # weight file in a folder
     missing: ClassVar[Sequence[str]] = ()  # unsupported options (see CHECKS in write_checks.py)
-    norm_eps: ClassVar[float] = 1e-6  # LayerNorm eps and GELU if the files do not specify them
-    gelu: ClassVar[Literal["erf", "tanh"]] = "erf"
+    norm_eps: ClassVar[float] = 1e-6  # the library's default LayerNorm eps
+    gelu: ClassVar[Literal["erf", "tanh"]] = "erf"  # the library's default GELU variant
 
     def root(self, state: StateDict) -> str | None:
         """Return the prefix under which a signature matches, or None."""
@@ -85,18 +85,18 @@ class Format(ABC):
         return self.root(state) is not None and self.confirms(state)
 
     def confirms(self, state: StateDict) -> bool:
-        """Distinguish formats that share a signature, by shapes or values."""
+        """Return False if shapes or values indicate another format with the same signature."""
         return True
 
     def normalise(self, state: StateDict) -> StateDict:
-        """Rename tensors to the names in `table`, for all versions of the library."""
+        """Rename the tensors of any version of the library to the names in `table`."""
         root = self.root(state) or ""
         tensors = {name.removeprefix(root): tensor for name, tensor in state.tensors.items()}
         return dataclasses.replace(state, tensors=renamed(tensors, self.renames))
 
     @abstractmethod
     def infer(self, state: StateDict, builder: "ConfigBuilder", image_size: Any = None) -> None:
-        """Set the config fields. `image_size` is the size that the caller requests, used as a hint."""
+        """Set the config fields. `image_size` is the size requested by the caller, used as a hint."""
 
     @abstractmethod
     def table(self, config: ViTConfig) -> list[Row]:
@@ -109,18 +109,18 @@ class Format(ABC):
         return missing_parts(config, self.title, self.missing)
 
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
-        """Return one line per computation that the library does differently with the same weights.
+        """Return one line per computation that differs in the library, given the same weights.
 
         folder: True if a config is written with the weights; otherwise the library uses its defaults.
         """
         return numeric_differences(config, self.title, self.norm_eps, self.gelu)
 
     def minor_differences(self, config: ViTConfig) -> list[str]:
-        """Return differences that are too small to require `lossy`, for the report of `convert`."""
+        """Return one line per difference that is too small to require `lossy` but is reported by `convert`."""
         return []
 
     def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
-        """Return tensors that the library requires and Vitreous models do not have."""
+        """Return tensors that the library requires but Vitreous models do not have."""
         return {}
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
@@ -129,7 +129,7 @@ class Format(ABC):
 
 
 class ConfigBuilder:
-    """Collects config fields, and reasons for those that the checkpoint does not specify."""
+    """Collects config fields, with a reason for each value that the checkpoint does not specify."""
 
     def __init__(self, state: StateDict, overrides: Mapping[str, Any], new_head: bool = False):
         self.path, self.overrides = state.path, overrides
@@ -158,7 +158,7 @@ class ConfigBuilder:
         self._reasons = {name: reason for name, reason in self._reasons.items() if name not in fields}
 
     def default(self, reason: str, **fields: Any) -> None:
-        """Set unspecified fields that are the same in all models of the format."""
+        """Set unspecified fields whose values are the same in all models of the format."""
         self.fields |= fields
         self._reasons |= dict.fromkeys(fields, reason)
         self._uncertain -= fields.keys()
@@ -169,23 +169,23 @@ class ConfigBuilder:
         self._uncertain |= fields.keys()
 
     def assume_preprocessing(self, reason: str, preprocessing: Preprocessing, certain: bool = False) -> None:
-        """Assume published preprocessing. Its RGB mean and std are averaged for other numbers of channels."""
+        """Assume published preprocessing, averaging its RGB mean and std if the model does not have 3 channels."""
         if self.fields["channels"] != 3 and len(preprocessing.mean) == 3:
             mean, std = ((sum(numbers) / 3,) for numbers in (preprocessing.mean, preprocessing.std))
             preprocessing = dataclasses.replace(preprocessing, mean=mean, std=std)
-            reason += ", averaged over three channels"
+            reason += ", averaged over the RGB channels"
         (self.default if certain else self.assume)(reason, preprocessing=preprocessing)
 
     def infer_heads(self, width: int, published: bool = False) -> None:
-        """Set the number of heads from the width, usually 64 per head. Only `published` models are certain."""
+        """Set the number of heads from the width (usually 64 per head). This is certain only for `published` models."""
         if "num_heads" in self.overrides:
             return
         if width not in HEADS and (width % 64 or not width):
             raise BadCheckpoint(
-                f"{self.path} does not specify its number of heads, and its width ({width}) is not a multiple of 64; "
-                f"{how_to_set('num_heads')}"
+                f"{self.path} does not specify the number of heads, and their total width ({width}) is not a multiple "
+                f"of 64, the usual head width; {how_to_set('num_heads')}"
             )
-        usual = "as in SO400M, ViT-H, ViT-g and ViT-G" if width in HEADS else "64 dimensions per head, as usual"
+        usual = "as in SO400M, ViT-H, ViT-g and ViT-G" if width in HEADS else "64 dimensions per head are usual"
         self.assume(usual, num_heads=HEADS.get(width, width // 64))
         if published:
             self.set(num_heads=self.fields["num_heads"])
@@ -195,9 +195,10 @@ class ConfigBuilder:
     ) -> int:
         """Set the native image size from the number of positions; return the number of prefix positions.
 
-        wanted, native: Image size that the caller requests, and that the checkpoint specifies, or None.
-        The first match is used: the native size, a square grid with the usual prefix, the wanted size, or (without a
-        native size) a square grid with another prefix. The last is uncertain: 15 x 15 may be 14 x 16 and a class token.
+        wanted: Image size requested by the caller, or None. native: Image size specified by the checkpoint, or None.
+        The first match is used: the native size, a square grid with the first prefix choice, the wanted size, or (if
+        `native` is None) a square grid with another prefix. The last is uncertain: a 15 x 15 grid
+        has as many positions as a 14 x 16 grid with a class token.
         """
         native = self.overrides.get("image_size", native)
         if native is not None and (prefix := _fitting(positions, prefix_choices, patch_stride, native)) is not None:
@@ -205,11 +206,11 @@ class ConfigBuilder:
             return prefix
         if side := _square_side(positions - prefix_choices[0]):
             self.default(
-                "the number of positions is a square number",
+                "the number of patch positions is a square number",
                 image_size=(side * patch_stride[0], side * patch_stride[1]),
             )
             if native is not None:
-                reason = "the checkpoint specifies {} x {}, but its positions are for this size".format(
+                reason = "the checkpoint specifies {} x {}, but contains positions for this size".format(
                     *as_size(native)
                 )
                 self.assume(reason, image_size=self.fields["image_size"])
@@ -219,28 +220,28 @@ class ConfigBuilder:
             return prefix
         for other in prefix_choices[1:]:
             if native is None and (side := _square_side(positions - other)):
-                reason = f"a square grid, if {other} of {positions} positions are for prefix tokens; "
-                reason += f"if {prefix_choices[0]} are, pass the image size"
+                reason = f"a square grid if {other} of the {positions} positions belong to prefix tokens; "
+                reason += f"if {prefix_choices[0]} do, pass the image size"
                 self.assume(reason, image_size=(side * patch_stride[0], side * patch_stride[1]))
                 return other
         given = native if native is not None else wanted
-        unfit = f" and does not match {tuple(as_size(given))}" if given is not None else ""
+        unfit = f" or match an image size of {as_size(given)}" if given is not None else ""
         raise BadCheckpoint(
-            f"{self.path} has {positions} positions, {positions - prefix_choices[0]} without prefix tokens, which is "
-            f"not a square number{unfit}. Pass its native size, a multiple of {patch_stride[0]} x {patch_stride[1]}, "
-            "as image_size"
+            f"{self.path} has {positions} positions; the {positions - prefix_choices[0]} patch positions do not form "
+            f"a square grid{unfit}. Pass the model's native image size, a multiple of {patch_stride[0]} x "
+            f"{patch_stride[1]}, as image_size"
         )
 
 
 def how_to_set(*fields: str) -> str:
     """Return advice on passing unspecified fields, in Python and on the command line."""
     python = ", ".join(f'"{field}": ...' for field in fields)
-    shell = " ".join(f"--set {field}=..." for field in fields)
-    return f"pass overrides={{{python}}}, or convert it once with `vitreous convert SRC DST --to vitreous {shell}`"
+    command = " ".join(("vitreous convert SRC DST --to vitreous", *(f"--set {field}=..." for field in fields)))
+    return f"pass overrides={{{python}}}, or convert the checkpoint once with `{command}`"
 
 
 def _short(value: Any) -> str:
-    """Return the repr of a field's value, with only the non-default fields of large options."""
+    """Return the repr of a config value, with only the non-default fields of large options."""
     if not dataclasses.is_dataclass(value) or len(dataclasses.fields(value)) <= 2:
         return repr(value)
     changed = [field.name for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
@@ -248,7 +249,7 @@ def _short(value: Any) -> str:
 
 
 def _fitting(positions: int, prefix_choices: Sequence[int], patch_stride: Size, size: Any) -> int | None:
-    """Return the prefix choice for which the other positions match the patches of an image, or None."""
+    """Return the prefix length for which the other positions match the patch grid of an image of this size, or None."""
     patches = math.prod(-(-side // stride) for side, stride in zip(as_size(size), patch_stride, strict=True))
     return next((prefix for prefix in prefix_choices if positions == prefix + patches), None)
 

@@ -53,7 +53,7 @@ class BigVision(FlaxFormat):
         builder.default("big_vision default", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
         if pooled and not builder.fields["num_classes"]:
             squash = Preprocessing(fit="squash", interpolation="bilinear")
-            builder.assume("SigLIP default, which resizes to a square", preprocessing=squash)
+            builder.assume("SigLIP default (resize to a square)", preprocessing=squash)
         else:
             crop = Preprocessing(crop_fraction=0.875, interpolation="bilinear")
             builder.assume("big_vision default for classifiers (resize to 256, crop to 224)", preprocessing=crop)
@@ -82,7 +82,7 @@ class BigVision(FlaxFormat):
         if config.pool not in expected:
             token = "with" if config.class_token else "without"
             allowed = " or ".join(map(str, expected))
-            lines.append(f"big_vision requires {allowed} pooling {token} a class token, got {config.pool}")
+            lines.append(f"big_vision requires {allowed} pooling in models {token} a class token, got {config.pool}")
         return lines
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
@@ -90,13 +90,12 @@ class BigVision(FlaxFormat):
 
 
 def _misread(config: ViTConfig, position: Learned1d) -> str:
-    """Return a line if big_vision would misread the table, whose length tells it if the class token has a position."""
+    """Return a line if big_vision would misread the table: it infers a class token position from the table's length."""
     entries = config.class_token and position.prefix_entries
     patches = math.prod(config.grid)
     if entries and math.isqrt(patches) ** 2 != patches:
         return f"big_vision requires a square number of patches if the class token has a position, got {patches}"
     if not entries and patches > 1 and math.isqrt(patches - 1) ** 2 == patches - 1:
-        return (
-            f"big_vision would assign the first of {patches} positions to the class token ({patches - 1} is a square)"
-        )
+        line = f"big_vision would assign the first of {patches} positions to the class token"
+        return f"{line}, because {patches - 1} is a square number"
     return ""

@@ -1,7 +1,7 @@
 """List of all formats, and detection of a checkpoint's format.
 
-The model may be only a part of the checkpoint: a Lightning module may have a `model.` and a loss with tensors, and DINO
-has a `backbone.` and a `head.` in both `student.` and `teacher.`. Every prefix is searched for a known format.
+The model may be only part of the checkpoint: Lightning checkpoints may also contain a loss with tensors, and DINO's
+contain `backbone.` and `head.` under both `student.` and `teacher.`. Every prefix is searched for a known format.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ FORMATS: list[Format] = [
     Timm(),
 ]
 ALIASES = {"transformers": "huggingface", "hf": "huggingface", "vit-pytorch": "lucidrains", "vit_jax": "google"}
-MAX_SEARCHED = 5_000  # maximum number of tensors to search for a model under a prefix
+MAX_SEARCHED = 5_000  # maximum number of tensors in a checkpoint to search for a model under a prefix
 MAX_PREFIX_PARTS = 6
 VITREOUS_TENSOR = "encoder.blocks.0.attention_norm.weight"
 
@@ -61,7 +61,7 @@ def format_named(name: str) -> Format:
 
 
 def identify(state: StateDict, name: str | None = None) -> tuple[Format, StateDict]:
-    """Return the format of a checkpoint, detected unless `name` is given, and the model's part of the checkpoint."""
+    """Return the format of a checkpoint (detected unless `name` is given), and the part that contains the model."""
     detected = _recognise(state)
     if detected is None and len(state.tensors) <= MAX_SEARCHED:
         detected, state = _search_prefixes(state)
@@ -73,10 +73,10 @@ def _recognise(state: StateDict) -> Format | None:
 
 
 def _supported(state: StateDict, detected: Format | None) -> Format:
-    """Return the detected format, or raise an error that names the model or its tensors."""
+    """Return the detected format, or raise an error that names the unsupported model or some of its tensors."""
     known = f"Supported formats: {', '.join(format_names())}"
     if model := _unsupported_model(state, detected):
-        raise BadCheckpoint(f"{state.path} is {model}, which is not supported. {known}")
+        raise BadCheckpoint(f"{state.path} contains an unsupported model: {model}. {known}")
     if detected is None:
         names = ", ".join(shown(name) for name in list(state.tensors)[:4])
         raise BadCheckpoint(f"{state.path} has an unknown format (tensors: {names}, ...). {known}")
@@ -87,12 +87,12 @@ def _supported(state: StateDict, detected: Format | None) -> Format:
 
 
 def _search_prefixes(state: StateDict) -> tuple[Format | None, StateDict]:
-    """Find the only model of a known format under a prefix; return the checkpoint unchanged if there is none."""
+    """Return the format and tensors of the model under a prefix, or None and the unchanged checkpoint."""
     parts = _parts(state.tensors)
     models: dict[str, Format] = {}
     last = None
     for prefix in sorted(parts):
-        inner = last is not None and prefix.startswith(last)  # e.g. the base model of a model with a head
+        inner = last is not None and prefix.startswith(last)  # e.g. the base model inside a model with a head
         if not inner and (format := _recognise(dataclasses.replace(state, tensors=parts[prefix]))):
             models[prefix], last = format, prefix
     if not models:
@@ -109,7 +109,7 @@ def _search_prefixes(state: StateDict) -> tuple[Format | None, StateDict]:
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Group tensors by dotted prefix, which is removed from their names."""
+    """Group tensors by dotted prefix, with the prefix removed from their names."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         end = 0
@@ -122,7 +122,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """Return the prefix of the only model, or of the averaged model if all have equal shapes."""
+    """Return the prefix of the only model, or of the only averaged one (e.g. EMA) if all have equal shapes."""
     prefixes = list(models)
     averaged = [prefix for prefix in prefixes if not set(prefix.split(".")).isdisjoint(AVERAGED_MODULES)]
     shapes = [{name: tensor.shape for name, tensor in model.items()} for model in models.values()]
@@ -132,12 +132,12 @@ def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str
     listed = ", ".join(shown(prefix.rstrip(".")) for prefix in prefixes[:4])
     raise BadCheckpoint(
         f"{state.path} contains {len(prefixes)} models ({listed}{', ...' if len(prefixes) > 4 else ''}). "
-        "Save the one to load in a separate file"
+        "Save the one you need in a separate file"
     )
 
 
 def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
-    """Summarise names without the prefix, grouped by where they diverge from it.
+    """Summarise tensor names outside of `prefix`, grouped by where they diverge from it.
 
     >>> _summary(["model.head.weight", "model.head.bias", "loss.scale"], "model.backbone.")
     ('model.head.* (2 tensors)', 'loss.scale')
@@ -159,9 +159,9 @@ def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
 # ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 PROJECTION = "embeddings.patch_embeddings.projection.weight"
-# Patterns of tensor names that only these models have. They are transformers models unless stated otherwise.
+# Unsupported models, by patterns of their tensor names. They are transformers models unless stated otherwise.
 UNSUPPORTED = {
-    r"(^|\.)visual\.conv1\.weight$": "CLIP (OpenAI, open_clip), with a norm before the first block",
+    r"(^|\.)visual\.conv1\.weight$": "CLIP (OpenAI, open_clip), which has a norm before the first block",
     r"(^|\.)embeddings\.(class_embedding|patch_embedding\.weight)$": "a vision tower like CLIP's or SigLIP's",
     r"(^|\.)embeddings\.detection_tokens$": "YOLOS",
     r"(^|\.)embeddings\.time_embeddings$|\.temporal_attention\.": "TimeSformer",
@@ -177,7 +177,7 @@ UNSUPPORTED = {
     r"(^|\.)stages\.\d+\.layers\.\d+\.attention\.attention\.convolution_projection": "CvT",
     r"(^|\.)encoder\.patch_embeddings\.\d+\.": "SegFormer, PVT, GLPN or PoolFormer",
     r"(^|\.)embeddings\.projection\.weight$": "ViTDet",
-    r"(^|\.)embeddings\.patch_embeddings\.weight$": "DINOv3, with rotated queries and keys",
+    r"(^|\.)embeddings\.patch_embeddings\.weight$": "DINOv3, which rotates queries and keys",
     r"(^|\.)layer1\.0\.conv1\.weight$": "a ResNet",
 }
 
@@ -186,7 +186,7 @@ def _unsupported_model(state: StateDict, detected: Format | None) -> str:
     """Return the name of an unsupported model from config.json or the tensors, or "" if it may be supported.
 
     `model_type` is only used for tensors with transformers' names, because wrappers (such as the one for timm) write
-    their own with the tensors of another library.
+    their own `model_type` next to tensors with another library's names.
     """
     model_type, architecture = (state.config.get(key) for key in ("model_type", "architecture"))
     if isinstance(model_type, str) and (detected is None or detected.name == "huggingface"):
@@ -205,7 +205,7 @@ def _unsupported_model(state: StateDict, detected: Format | None) -> str:
     if len(shape) == 5:
         return "a video model, such as VideoMAE or ViViT"
     if f"{prefix}embeddings.distillation_token" in state.tensors and shape[1:] == (1, 16, 16):
-        return "the Audio Spectrogram Transformer"
+        return "an Audio Spectrogram Transformer"
     if f"{prefix}embeddings.cls_token" not in state.tensors:
         return "I-JEPA, ViTPose or another transformers model without a class token"
     if any(line.startswith("neck.") for line in state.ignored):

@@ -1,8 +1,8 @@
-"""Google's `.npz` checkpoints: plain and hybrid models published with the paper and with AugReg.
+"""Google's `.npz` checkpoints: plain and hybrid models published with the ViT and AugReg papers.
 
 Names follow google-research/vision_transformer (`models_vit.py`, `models_resnet.py`, `checkpoint.py`). The flax layers
-are shared with big_vision. Kernels are [in, out] in dense layers, [height, width, in, out] in convolutions, and
-[width, heads, head_dim] for the inputs and [heads, head_dim, width] for the output of attention. Variants follow
+are shared with big_vision. Kernels are [in, out] in dense layers, [height, width, in, out] in convolutions, and, in
+attention, [width, heads, head_dim] (query, key, value) or [heads, head_dim, width] (output). File variants follow
 `big_vision/utils.py` (load_params, recover_dtype) and `big_vision/models/vit.py` (fix_old_checkpoints, scan_to_pyloop).
 """
 
@@ -45,12 +45,12 @@ class LayerNumbers(NamedTuple):
     mlp: int
 
 
-NUMBERED_OVERALL = LayerNumbers(attention=1, mlp_norm=2, mlp=3)  # as in Google's released files, before linen
-NUMBERED_BY_TYPE = LayerNumbers(attention=0, mlp_norm=1, mlp=0)  # counted per layer type
+NUMBERED_OVERALL = LayerNumbers(attention=1, mlp_norm=2, mlp=3)  # over all layer types, as in Google's released files
+NUMBERED_BY_TYPE = LayerNumbers(attention=0, mlp_norm=1, mlp=0)  # per layer type, as in flax.linen
 
 
 def renumbering(numbers: LayerNumbers) -> tuple[tuple[str, str], ...]:
-    """Return the renames from the other numbering to this one."""
+    """Return the renames from the other numbering to `numbers`."""
     other = NUMBERED_OVERALL if numbers == NUMBERED_BY_TYPE else NUMBERED_BY_TYPE
     types = ("MultiHeadDotProductAttention", "LayerNorm", "MlpBlock")  # in the order of LayerNumbers
     block = r"^(Transformer/encoderblock_\d+/)"
@@ -60,7 +60,7 @@ def renumbering(numbers: LayerNumbers) -> tuple[tuple[str, str], ...]:
 
 
 class FlaxFormat(Format):
-    """`.npz` file of flax arrays. Subclasses define position, pooling and stem."""
+    """Base class of formats with flax arrays in an `.npz` file. Subclasses define positions, pooling and stem."""
 
     numbers: ClassVar[LayerNumbers]
     signatures: ClassVar[Sequence[Sequence[str]]] = (("embedding/kernel", "Transformer/encoder_norm/scale"),)
@@ -130,7 +130,7 @@ class FlaxFormat(Format):
 
 
 def _unstacked(state: StateDict, root: str) -> StateDict:
-    """Split tensors that big_vision's scan stacked over all layers into one tensor per layer."""
+    """Split the tensors that big_vision's `scan` stacks over all layers into one tensor per layer."""
     tensors: dict[str, Tensor] = {}
     stacked = f"{root}Transformer/encoderblock/"
     for name, tensor in state.tensors.items():
@@ -138,8 +138,8 @@ def _unstacked(state: StateDict, root: str) -> StateDict:
             tensors[name] = tensor
         elif tensor.ndim == 0 or tensor.shape[0] > MAX_DEPTH:
             raise BadCheckpoint(
-                f"{state.path}: the first dimension of {name.removeprefix(root)} must be the depth, at most "
-                f"{MAX_DEPTH}, got shape {list(tensor.shape)}"
+                f"{state.path}: the first dimension of {name.removeprefix(root)} must be the depth (at most "
+                f"{MAX_DEPTH}), got shape {list(tensor.shape)}"
             )
         else:
             rest = name.removeprefix(stacked)
@@ -212,7 +212,7 @@ class Google(FlaxFormat):
         builder.set(pool=ClassToken() if prefix else GlobalAverage("before"), position=Learned1d(True, "google"))
         builder.default("vit_jax default", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
         squash = Preprocessing(fit="squash", interpolation="bilinear")
-        builder.default("vit_jax default, which resizes to a square", preprocessing=squash)
+        builder.default("vit_jax default (resize to a square)", preprocessing=squash)
 
     def table(self, config: ViTConfig) -> list[Row]:
         ours = ("position.prefix", "position.table") if config.class_token else ("position.table",)
@@ -224,13 +224,13 @@ class Google(FlaxFormat):
         expected = ClassToken() if config.class_token else GlobalAverage("before")
         if config.pool != expected:
             token = "with" if config.class_token else "without"
-            lines.append(f"{self.title} requires {expected} pooling {token} a class token, got {config.pool}")
+            lines.append(f"{self.title} requires {expected} pooling in models {token} a class token, got {config.pool}")
         return lines
 
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
         lines = super().differences(config)
         if config.stem is not None and config.stem.numerics != "google":
-            lines.append(f"the ResNet stem has the epsilons of {config.stem.numerics}, not of Google")
+            lines.append(f"the ResNet stem uses the epsilons of {config.stem.numerics}, not those of Google")
         return lines
 
 

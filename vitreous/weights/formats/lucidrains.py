@@ -1,7 +1,7 @@
 """lucidrains' vit-pytorch: state dicts of `ViT` (any version since 2021) and `SimpleViT`.
 
 Names and numerics follow lucidrains/vit-pytorch (`vit.py`, `simple_vit.py`). It flattens patches as (row, column,
-channel), and Vitreous as (channel, row, column). Files are written for the current `ViT`, which has norms around the
+channel), but Vitreous uses (channel, row, column). Files are written for the current `ViT`, which has norms around the
 patch projection and no qkv bias, so few models of other libraries can be converted to it.
 """
 
@@ -69,7 +69,7 @@ class Lucidrains(Format):
         _set_heads(state, builder, width)
         _set_tokens(state, builder, image_size)
         builder.default("vit-pytorch default", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
-        builder.assume("vit-pytorch has no preprocessing", preprocessing=Preprocessing(mean=(0.0,), std=(1.0,)))
+        builder.assume("vit-pytorch defines no preprocessing", preprocessing=Preprocessing(mean=(0.0,), std=(1.0,)))
 
     def table(self, config: ViTConfig) -> list[Row]:
         table = _patch_rows(config)
@@ -90,7 +90,7 @@ class Lucidrains(Format):
             lines.append(f"qkv_bias is not supported by {system}")
         if config.pool != (expected := ClassToken() if config.class_token else GlobalAverage("before")):
             token = "with" if config.class_token else "without"
-            lines.append(f"{system} requires {expected} pooling {token} a class token, got {config.pool}")
+            lines.append(f"{system} requires {expected} pooling in models {token} a class token, got {config.pool}")
         if _has_no_output(config):
             lines.append(f"{system} has no output projection if a single head is as wide as the model")
         return lines
@@ -103,7 +103,7 @@ def current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename tensors to the names of the current `ViT`.
 
     Until August 2023, norms were in wrappers and the final norm was in the head. Until 2025, tokens had a batch
-    dimension. `SimpleViT` has no dropout layers and no attention output bias, which is set to zeros.
+    dimension. `SimpleViT` has no dropout layers and no attention output bias; the bias is set to zeros.
     """
     names = renamed(tensors, [(r"(\.fn)+\.", ".")])
     if "transformer.layers.0.1.norm.weight" in names:
@@ -158,7 +158,7 @@ def _block_rows(config: ViTConfig) -> list[Row]:
 
 
 def _has_no_output(config: ViTConfig) -> bool:
-    """Return True for one head as wide as the model, for which vit-pytorch has no output projection."""
+    """Return True if there is a single head as wide as the model; vit-pytorch then has no output projection."""
     return config.num_heads == 1 and config.head_width == config.width
 
 
@@ -176,10 +176,10 @@ def _set_patch(builder: ConfigBuilder, pixels: int) -> None:
     side = math.isqrt(pixels // channels) if isinstance(channels, int) and channels > 0 else 0
     if "patch_size" not in builder.overrides and (not side or channels * side**2 != pixels):
         raise BadCheckpoint(
-            f"{builder.path} has patches of {pixels} values, which are not square with {channels} channels; "
+            f"{builder.path} has patches of {pixels} values, which do not form a square with {channels} channels; "
             f"{how_to_set('channels', 'patch_size')}"
         )
-    builder.assume("patches are square and have 3 channels", channels=channels, patch_size=(side, side))
+    builder.assume(f"square patches with {channels} channels are usual", channels=channels, patch_size=(side, side))
 
 
 def _set_heads(state: StateDict, builder: ConfigBuilder, width: int) -> None:
@@ -190,8 +190,8 @@ def _set_heads(state: StateDict, builder: ConfigBuilder, width: int) -> None:
     heads = builder.overrides.get("num_heads", inner // 64)
     if "num_heads" not in builder.overrides and inner % 64:
         raise BadCheckpoint(
-            f"{state.path} does not specify its number of heads, and their width ({inner}) is not a multiple of 64; "
-            f"{how_to_set('num_heads')}"
+            f"{state.path} does not specify the number of heads, and their total width ({inner}) is not a multiple of "
+            f"64, the default head width; {how_to_set('num_heads')}"
         )
     builder.assume("heads are 64 wide, the vit-pytorch default", num_heads=heads)
     if inner != width and isinstance(heads, int) and heads > 0:
@@ -204,16 +204,16 @@ def _set_tokens(state: StateDict, builder: ConfigBuilder, image_size: Any) -> No
         builder.set(class_token=False, pool=GlobalAverage("before"), position=SinCos2d("big_vision"))
         builder.default("positions are computed for any size", image_size=as_size(image_size or 224))
         return
-    tokens = state.shape("cls_token")  # no rows with mean pooling
+    tokens = state.shape("cls_token")  # [0, width] with mean pooling
     if len(tokens) != 2:
         raise BadCheckpoint(f"{state.path}: cls_token must have 2 dimensions, got shape {list(tokens)}")
     has_class = tokens[0] > 0
     builder.set(class_token=has_class)
     if has_class:
-        # Until November 2025, mean pooling included a class token, which Vitreous does not support.
+        # Until November 2025, mean pooling included the class token. Vitreous does not support this.
         pool = builder.overrides.get("pool", ClassToken())
         if (pool.get("kind") if isinstance(pool, Mapping) else type(pool).__name__) != "ClassToken":
-            raise BadCheckpoint(f"{state.path} has a class token; mean pooling with a class token is not supported")
+            raise BadCheckpoint(f"{state.path} has a class token, which requires ClassToken() pooling, got {pool}")
         builder.assume("vit-pytorch default", pool=ClassToken())
     else:
         builder.set(pool=GlobalAverage("before"))

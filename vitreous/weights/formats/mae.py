@@ -32,7 +32,7 @@ class Mae(TimmLayout):
     )
 
     def confirms(self, state: StateDict) -> bool:
-        """Return True for a decoder or MAE's positions. Fine-tuned models otherwise look like timm's."""
+        """Return True for a decoder or MAE's positions. Without them, a fine-tuned model looks like timm's."""
         return "decoder_embed.weight" in state.tensors or _has_fixed_positions(state.tensors["pos_embed"])
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
@@ -54,7 +54,7 @@ class Mae(TimmLayout):
 
 
 def _has_fixed_positions(table: Tensor) -> bool:
-    """Return True for MAE's sines and cosines on a square grid, with zeros for the class token."""
+    """Return True if the table contains MAE's sines and cosines for a square grid, and zeros for the class token."""
     if table.ndim != 3 or len(table) != 1 or table.shape[2] % 4 or table.shape[2] < 8:
         return False
     positions, width = table.shape[1:]

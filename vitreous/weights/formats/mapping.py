@@ -1,6 +1,6 @@
-"""Tensor conversion with tables that are applied in both directions.
+"""Conversion of tensors from and to the formats of other libraries, with one table for both directions.
 
-`ours` are the Vitreous names or tensors, `theirs` are the checkpoint's. The expected shapes of the checkpoint's tensors
+`ours` are Vitreous names or tensors, and `theirs` are the checkpoint's. The expected shapes of the checkpoint's tensors
 are computed from Vitreous meta tensors with the same table.
 """
 
@@ -28,7 +28,7 @@ class Conversion(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Vitreous names, the checkpoint's names for the same content, and the conversion between them."""
+    """Vitreous tensor names, the checkpoint's names for the same tensors, and the conversion between them."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 def row(ours: str | tuple[str, ...], theirs: str | tuple[str, ...], conversion: Conversion | None = None) -> Row:
-    """Create a row. Without a conversion, the tensor is the same on both sides."""
+    """Create a row. Without a conversion, the tensor is used unchanged."""
     both = [(names,) if isinstance(names, str) else names for names in (ours, theirs)]
     return Row(both[0], both[1], conversion or IDENTITY)
 
@@ -49,7 +49,7 @@ def rows(ours: str, theirs: str, matrix: Conversion | None = None, parts: Sequen
 def packed_rows(
     ours: Sequence[str], theirs: str, matrix: Conversion | None = None, parts: Sequence[str] = PARTS
 ) -> list[Row]:
-    """Create rows for a packed checkpoint layer, such as qkv. `matrix` converts its weight."""
+    """Create rows for a checkpoint layer that packs several layers, such as qkv. `matrix` converts its weight."""
     table = []
     for part in parts:
         conversion = split(len(ours), matrix if part == "weight" else None)
@@ -70,7 +70,7 @@ def per_layer(table: Sequence[Row], count: int) -> list[Row]:
 
 
 def single(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Conversion:
-    """Create a conversion of one tensor to one tensor."""
+    """Create a conversion between one tensor of the checkpoint and one Vitreous tensor."""
     return Conversion(lambda theirs: [read(theirs[0])], lambda ours: [write(ours[0])])
 
 
@@ -79,18 +79,18 @@ TRANSPOSE = single(lambda x: x.T.contiguous(), lambda x: x.T.contiguous())
 
 
 def reshape(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Conversion:
-    """Create a conversion that reshapes a tensor. One dimension may be -1."""
+    """Create a conversion that reshapes a tensor. One dimension of each shape may be -1."""
     return single(lambda x: x.reshape(ours), lambda x: x.reshape(theirs))
 
 
 def split(parts: int, matrix: Conversion | None = None) -> Conversion:
-    """Create a conversion of a packed weight (e.g. qkv) to several Vitreous weights, which are views of its rows."""
+    """Create a conversion that applies `matrix` to a packed weight (e.g. qkv) and splits it into views of its rows."""
     read, write = matrix or IDENTITY
     return Conversion(lambda theirs: list(read(theirs)[0].chunk(parts)), lambda ours: write([concat(ours)]))
 
 
 def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Conversion:
-    """Create a conversion of [1, prefix + n, d] ([prefix + n, d] if not `batch`) to [prefix, d] and [gh, gw, d]."""
+    """Convert positions [1, prefix + n, d] (or [prefix + n, d] if not `batch`) to [prefix, d] and [gh, gw, d]."""
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         table = theirs[0].flatten(0, -2)
@@ -126,13 +126,13 @@ def read_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ign
     result: dict[str, Tensor] = {}
     for entry in table:
         result |= zip(entry.ours, entry.conversion.read([used[name] for name in entry.theirs]), strict=True)
-    # Some checkpoints store positions or norms in another dtype than the rest. The widest dtype avoids rounding.
+    # Some checkpoints store positions or norms in a different dtype. Converting all to the widest avoids rounding.
     widest = functools.reduce(torch.promote_types, {tensor.dtype for tensor in result.values()})
     return {name: tensor.to(widest) for name, tensor in result.items()}
 
 
 def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
-    """Check the checkpoint's names and shapes against meta tensors; return the tensors that are not `ignored`."""
+    """Check tensor names and shapes against those of the meta tensors `ours`; return all tensors not `ignored`."""
     expected = {name: tuple(tensor.shape) for name, tensor in write_table(table, ours).items()}
     used = {name: tensor for name, tensor in theirs.items() if name in expected or not matches(name, ignored)}
     types = {name: NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")) for name, tensor in used.items()}
@@ -141,11 +141,11 @@ def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ig
 
 
 def write_table(table: list[Row], ours: Tensors) -> dict[str, Tensor]:
-    """Convert Vitreous tensors, all of which must be in the table, to the checkpoint's."""
+    """Convert Vitreous tensors to the checkpoint's. All their names must be in the table."""
     known = {name for entry in table for name in entry.ours}
     if unknown := [name for name in ours if name not in known]:
         more = " and more" if len(unknown) > 5 else ""
-        raise ValueError(f"the format has no tensors for {', '.join(unknown[:5])}{more}")
+        raise ValueError(f"the format has no tensors corresponding to {', '.join(unknown[:5])}{more}")
     result: dict[str, Tensor] = {}
     for entry in table:
         result |= zip(entry.theirs, entry.conversion.write([ours[name] for name in entry.ours]), strict=True)
@@ -157,7 +157,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def renamed(tensors: Tensors, changes: Iterable[tuple[str, str]]) -> dict[str, Tensor]:
-    """Apply regular-expression replacements to tensor names, one after the other."""
+    """Apply regular-expression replacements to tensor names, in order."""
     result = {}
     for name, tensor in tensors.items():
         for pattern, replacement in changes:

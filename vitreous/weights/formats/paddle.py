@@ -59,17 +59,17 @@ class Paddle(TimmLayout):
         small = is_small(config.width, config.depth, config.mlp_width, config.qkv_bias)
         scale, usual = config.qk_scale or config.head_width**-0.5, SMALL_SCALE if small else config.head_width**-0.5
         if not math.isclose(scale, usual):
-            lines.append(f"attention is scaled by {scale:g} here and by {usual:g} in PaddleClas models of this shape")
+            lines.append(f"attention scale is {scale:g} in Vitreous and {usual:g} in PaddleClas models of this shape")
         return lines
 
 
 def is_small(width: int, depth: int, mlp_width: int, qkv_bias: bool) -> bool:
-    """Return True for the shape of ViT_small_patch16_224, which differs from ViT-S."""
+    """Return True for the shape of ViT_small_patch16_224, which is wider and shallower than ViT-S."""
     return (width, depth, mlp_width, qkv_bias) == (768, 8, 2304, False)
 
 
 def usual_eps(qkv_bias: bool) -> float:
-    """Return the usual eps: 1e-5, the default, without the bias; 1e-6 in all named models with the bias."""
+    """Return the usual LayerNorm eps: 1e-6 in all named models with qkv_bias, otherwise the default of 1e-5."""
     return 1e-6 if qkv_bias else 1e-5
 
 

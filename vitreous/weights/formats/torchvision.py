@@ -1,7 +1,7 @@
-"""torchvision's `VisionTransformer`: state dict files, as in its model zoo and reference scripts.
+"""State dicts of torchvision's `VisionTransformer`, as published in its model zoo or saved by its reference scripts.
 
 Names and numerics follow torchvision's `models/vision_transformer.py`. It supports square RGB images, a class token,
-and a head of one linear layer or of two with tanh between them (`representation_size`).
+and a head of one linear layer, or two with tanh in between (`representation_size`).
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class Torchvision(Format):
     name = "torchvision"
     title = "torchvision"
     signatures = ((f"{FIRST}.ln_1.weight",),)
-    renames = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))  # until 2022
+    renames = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))  # names until 2022
     suffixes = TORCH_SUFFIXES
     missing = (
         *("stem", "patch_norm", "distillation_token", "registers", "qk_norm", "layer_scale", "SwiGLU"),
@@ -48,10 +48,10 @@ class Torchvision(Format):
         builder.infer_grid(state.shape("encoder.pos_embedding", 3)[1], (1,), (patch[0], patch[1]), image_size)
         position = Learned1d(interpolation="torchvision")
         builder.default("torchvision default", norm_eps=self.norm_eps, mlp=Gelu(self.gelu), position=position)
-        how, reason = dataclasses.replace(IMAGENET, crop_fraction=1.0), "torchvision default for larger models (SWAG)"
+        how, reason = dataclasses.replace(IMAGENET, crop_fraction=1.0), "torchvision default above 224 pixels (SWAG)"
         if min(builder.fields["image_size"]) <= 224:
             how = dataclasses.replace(IMAGENET, interpolation="bilinear")
-            reason = "torchvision default for 224 pixels"
+            reason = "torchvision default up to 224 pixels"
         builder.assume_preprocessing(reason, how)
 
     def table(self, config: ViTConfig) -> list[Row]:

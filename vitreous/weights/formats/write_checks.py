@@ -1,4 +1,4 @@
-"""Checks before writing a model for another library: one line per unsupported part or different computation."""
+"""Checks before writing a model for another library. Each unsupported part or difference is reported as one line."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -8,8 +8,8 @@ from vitreous.model import options
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig
 
-# Options that the formats take into account. Formats only check for options that they do not support, so any other
-# option would be written incorrectly.
+# Option types that the formats can handle or reject. A new type must be added here once all formats do so; until then,
+# it is rejected for every format.
 KNOWN: dict[str, tuple[type, ...]] = {
     "stem": (options.ResNetStem, type(None)),
     "position": (
@@ -23,13 +23,13 @@ KNOWN: dict[str, tuple[type, ...]] = {
 
 
 def unknown_options(config: ViTConfig) -> list[str]:
-    """Return one line per option that the formats do not take into account."""
+    """Return one line per option whose type is not in KNOWN."""
     kinds = {field: type(getattr(config, field)) for field in KNOWN}
     new = {field: kind for field, kind in kinds.items() if kind not in KNOWN[field]}
-    return [f"{field} {kind.__name__} is not supported by any other library" for field, kind in new.items()]
+    return [f"{kind.__name__} (as {field}) is not supported by any other library" for field, kind in new.items()]
 
 
-# Checks by name in `Format.missing`. Each returns False or a message, in which "{}" is the library.
+# Checks by name in `Format.missing`. Each returns False or a message with "{}" in place of the library name.
 # Other names in `Format.missing` are config fields that must be unset.
 CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
     "layer_scale": lambda c: c.layer_scale is not None and "layer_scale is not supported by {}",
@@ -49,11 +49,11 @@ CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
         isinstance(c.position, options.Learned1d)
         and not c.position.prefix_entries
         and c.class_token
-        and "a position for the class token is required by {}"
+        and "{} requires a position for the class token"
     ),
     "partial patches": lambda c: (
         _has_partial_patches(c)
-        and f"{{}} cannot pad images, and {_by(c.image_size)} is not a multiple of {_by(c.patch_stride)}"
+        and f"{{}} cannot pad images to a multiple of {_by(c.patch_stride)}, got an image size of {_by(c.image_size)}"
     ),
     "rectangular images": lambda c: (
         len(set(c.image_size)) > 1 and f"{{}} requires square images, got {_by(c.image_size)}"
@@ -75,7 +75,7 @@ CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
 
 
 def missing_parts(config: ViTConfig, system: str, missing: Iterable[str]) -> list[str]:
-    """Return one line per part of a model that is in `missing`."""
+    """Return one line per entry of `missing` that applies to the model. `system` is the library name."""
     messages = (
         CHECKS[name](config) if name in CHECKS else getattr(config, name) and f"{name} is not supported by {{}}"
         for name in missing
@@ -93,27 +93,27 @@ def _by(size: Size) -> str:
 
 
 def resize_differences(config: ViTConfig, theirs: options.Preprocessing, system: str) -> list[str]:
-    """Return lines if `system`, which applies the preprocessing `theirs`, resizes images differently."""
+    """Return one line per difference in resizing between the config and `theirs`, the preprocessing of `system`."""
     ours, size, lines = config.preprocessing, config.image_size, []
     if ours.interpolation != theirs.interpolation:
-        lines.append(f"interpolation is {ours.interpolation} here and {theirs.interpolation} in {system}")
+        lines.append(f"interpolation is {ours.interpolation} in Vitreous and {theirs.interpolation} in {system}")
     for image in _sample_sizes(size):
         (height, width), (other_height, other_width) = (resized_for(image, size, how) for how in (ours, theirs))
         if (height, width) != (other_height, other_width):
-            line = f"a {_by(image)} image is resized to {height} x {width} here and to "
+            line = f"a {_by(image)} image is resized to {height} x {width} in Vitreous and to "
             return [*lines, f"{line}{other_height} x {other_width} in {system}"]
     return lines
 
 
 def margin_differences(config: ViTConfig, theirs: options.Preprocessing, system: str) -> list[str]:
-    """Return a line if the centre crop of `system` is one pixel off for some image size."""
+    """Return a line if the centre crop of `system` (preprocessing `theirs`) has another offset for some image size."""
     ours, size = config.preprocessing, config.image_size
     for image in _sample_sizes(size):
         resized = resized_for(image, size, ours)
         places = centre(resized, size, ours), centre(resized, size, theirs)
         if places[0] != places[1]:
             crop = f"the centre crop of {resized[0]} x {resized[1]} pixels starts"
-            return [f"{crop} at {places[0]} here and at {places[1]} in {system}"]
+            return [f"{crop} at {places[0]} in Vitreous and at {places[1]} in {system}"]
     return []
 
 
@@ -127,10 +127,10 @@ def _sample_sizes(size: Size) -> Iterator[Size]:
 
 
 def numeric_differences(config: ViTConfig, system: str, norm_eps: float, gelu: str | None = "erf") -> list[str]:
-    """Return lines if `system` has another LayerNorm eps or GELU. With gelu=None, it supports both GELU variants."""
+    """Return one line per difference from `system` in LayerNorm eps or GELU; gelu=None skips the comparison of GELU."""
     lines = []
     if config.norm_eps != norm_eps:
-        lines.append(f"LayerNorm eps is {config.norm_eps:g} here and {norm_eps:g} in {system}")
+        lines.append(f"LayerNorm eps is {config.norm_eps:g} in Vitreous and {norm_eps:g} in {system}")
     if gelu is not None and isinstance(config.mlp, options.Gelu) and config.mlp.approximation != gelu:
-        lines.append(f"GELU is computed with {config.mlp.approximation} here and with {gelu} in {system}")
+        lines.append(f"GELU is computed with {config.mlp.approximation} in Vitreous and with {gelu} in {system}")
     return lines

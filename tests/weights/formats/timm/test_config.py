@@ -63,7 +63,7 @@ def test_unsupported_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps(document))
     found = vitreous.load(folder)
     assumed = " ".join(found.provenance["assumed"])
-    assert "timm resizes with 'lanczos'; Vitreous uses bicubic; timm crops with 'random'" in assumed
+    assert "timm resizes with 'lanczos'; Vitreous uses bicubic; timm uses crop_mode 'random'" in assumed
     assert (found.config.preprocessing.mean, found.config.preprocessing.std) == (IMAGENET.mean, IMAGENET.std)
 
 
@@ -104,7 +104,7 @@ def test_architectures_with_ambiguous_tensors_are_rejected(name: str, tmp_path: 
         ({"global_pool": "max"}, "global_pool must be one of token, avg, map, got 'max'"),
         ({"global_pool": "map"}, "global_pool must be 'token' for these tensors, got 'map'"),
         ({"model_args": {"act_layer": "quick_gelu"}}, "act_layer must be .*got 'quick_gelu'"),
-        ({"model_args": {"pool_include_prefix": True}}, "pools the class token with the patches"),
+        ({"model_args": {"pool_include_prefix": True}}, "pool_include_prefix"),
         ({"model_args": [3]}, "model_args in config.json must be an object"),
         ({"model_args": {"num_heads": "2"}}, "num_heads must be an integer, got '2'"),
         ({"model_args": {"img_size": "big"}}, "img_size must be .*got 'big'"),

@@ -16,8 +16,8 @@ Family = Literal["vit", "deit", "vit_mae", "vit_msn", "dinov2", "dinov2_with_reg
 
 
 class FamilyDefaults(NamedTuple):
-    classes: str  # prefix of its class names
-    processor: str  # prefix of its image processor's class name
+    classes: str  # prefix of the model class names
+    processor: str  # prefix of the image processor's class name
     norm_eps: float
 
 
@@ -33,18 +33,18 @@ ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_python": 
 ACTIVATIONS |= dict.fromkeys(
     ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh"
 )
-MAX_RATIO = 64  # of MLP width to model width
+MAX_RATIO = 64  # maximum ratio of MLP width to model width
 
 
 def family_of(config: ViTConfig) -> Family:
-    """Return the transformers family for a config. A single register is DeiT's second token without a head."""
+    """Return the transformers family for a config. A single register is saved as DeiT's distillation token."""
     if config.layer_scale is not None:
         return "dinov2_with_registers" if config.registers else "dinov2"
     return "deit" if config.distillation_token or config.registers else "vit"
 
 
 def family_in(state: StateDict) -> Family:
-    """Return the family of a checkpoint, from its tensors, or from config.json for ViT, ViTMAE and ViTMSN."""
+    """Return the family of a checkpoint. config.json is needed only to distinguish ViT, ViTMAE and ViTMSN."""
     stated = fields_of(state).get(str, "model_type", "")
     if stated and stated not in FAMILIES:
         raise BadCheckpoint(f"{state.path}: model_type must be one of {', '.join(FAMILIES)}, got {stated!r}")
@@ -98,7 +98,7 @@ class JsonFields:
         sides = [sides, sides] if type(sides) is int else sides
         is_pair = isinstance(sides, list) and len(sides) == 2
         if not is_pair or not all(type(side) is int and 0 < side < MAX_SIDE for side in sides):
-            self.fail(key, value, "a positive integer, or two (height and width)")
+            self.fail(key, value, "one positive integer or two (height and width)")
         return sides[0], sides[1]
 
     def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
@@ -115,7 +115,7 @@ class JsonFields:
 
 
 def _is_finite(value: object) -> bool:
-    """Return True for a number that fits in a float. JSON numbers may have any length, or be NaN."""
+    """Return True for a number that fits in a float. Numbers in JSON may be too large, or NaN."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
@@ -202,7 +202,7 @@ def _set_output(state: StateDict, builder: ConfigBuilder, dino: bool, width: int
             if token and mean:
                 raise BadCheckpoint(
                     f"{state.path}: the classifier (Dinov2ForImageClassification) uses both the class token and "
-                    "the mean of the patches, which is not supported. Pass num_classes=0 to load the model without it"
+                    "the mean of the patches, which is not supported. Pass num_classes=0 to drop the classifier"
                 )
             builder.set(pool=options.GlobalAverage("before") if mean else options.ClassToken())
         builder.set(num_classes=classes, labels=_labels(state.config, classes))
@@ -213,7 +213,7 @@ def _set_output(state: StateDict, builder: ConfigBuilder, dino: bool, width: int
 
 
 def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """Return the class names, unless they are transformers' placeholders (LABEL_0, LABEL_1, ...)."""
+    """Return the class names, or () if they are missing or transformers' placeholders (LABEL_0, LABEL_1, ...)."""
     given = config.get("id2label")
     if not isinstance(given, dict) or len(given) != classes:
         return ()
@@ -270,9 +270,9 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:
-    """Return DINOv2's integer MLP ratio, or None. SwiGLU uses 2/3 of the width, rounded up to a multiple of 8."""
+    """Return the integer `mlp_ratio` with which DINOv2 has this MLP width, or None if there is none."""
     for ratio in range(1, MAX_RATIO + 1):
-        wide = config.width * ratio
+        wide = config.width * ratio  # SwiGLU uses 2/3 of it, rounded up to a multiple of 8
         if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, options.SwiGlu) else wide) == config.mlp_width:
             return ratio
     return None

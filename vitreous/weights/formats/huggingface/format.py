@@ -1,7 +1,7 @@
 """transformers checkpoints: ViT, DeiT, ViTMSN, DINOv2 with and without registers, and the encoder of ViTMAE.
 
-The table has the names that `save_pretrained` writes (those of version 4), without the base model prefix. The in-memory
-names of version 5 are supported for reading.
+The table contains the names that `save_pretrained` writes (those of version 4), without the base model prefix. The
+in-memory names of version 5 can also be read.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from vitreous.weights.formats.timm.format import with_registers
 from vitreous.weights.formats.write_checks import margin_differences, numeric_differences, resize_differences
 
 PATCHES = "embeddings.patch_embeddings.projection"
-# In-memory names of version 5 to the names in files, which are those of version 4. DINOv2's MLP is the same in both.
+# From the in-memory names of version 5 to the names in files (those of version 4). DINOv2's MLP has the same in both.
 RENAMES = (
     (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
     (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
@@ -82,7 +82,7 @@ class HuggingFace(Format):
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
         if folder:
             if config.preprocessing.fit == "pad":
-                return ["images are padded here and cropped in transformers' processors"]
+                return ["images are padded in Vitreous and cropped in transformers' processors"]
             return resize_differences(config, _transformers_preprocessing(config), "transformers' processors")
         family = FAMILIES[family_of(config)]
         return numeric_differences(config, f"transformers' {family.classes}", family.norm_eps)
@@ -115,7 +115,7 @@ def _tokens(config: ViTConfig) -> list[Row]:
     positions, tables = "embeddings.position_embeddings", ("position.prefix", "position.table")
     table = [row("prefix.class_token", "embeddings.cls_token")]
     match family_of(config):
-        case "deit" if config.registers:  # DeiT's second token without a head: a register with a position
+        case "deit" if config.registers:  # saved as DeiT's distillation token, which has a position
             conversion = with_registers(1, 1, config.grid)
             ours, theirs = (*tables, "prefix.registers"), (positions, "embeddings.distillation_token")
             return [*table, row(ours, theirs, conversion)]
@@ -158,7 +158,7 @@ def _head(config: ViTConfig) -> list[Row]:
 
 
 def _half(mean: bool) -> Conversion:
-    """Convert half of DINOv2's classifier, which uses the class token and the patch mean; the rest is zeros."""
+    """Convert the half of DINOv2's classifier for the class token (for the patch mean if `mean`); the rest is zeros."""
 
     def write(weight: Tensor) -> Tensor:
         width = weight.shape[1]
@@ -171,12 +171,12 @@ def _half(mean: bool) -> Conversion:
 
 
 def _family_problems(config: ViTConfig) -> list[str]:
-    """Return lines for parts that transformers only supports in different models."""
+    """Return one line per combination of parts that no transformers model supports."""
     lines = []
     if config.layer_scale is None:
         if isinstance(config.mlp, SwiGlu):
             lines.append("SwiGLU requires layer_scale in transformers (DINOv2)")
-        # A single register is the distillation token of a DeiT without a teacher.
+        # A single register is saved as the distillation token of a DeiT without a teacher.
         headless = not config.num_classes and not isinstance(config.head, TanhHead)
         if config.registers > 1 or (config.registers and (headless or config.distillation_token)):
             lines.append("registers require layer_scale in transformers (DINOv2)")
@@ -191,7 +191,7 @@ def _family_problems(config: ViTConfig) -> list[str]:
 
 
 def _output_problems(config: ViTConfig) -> list[str]:
-    # DINOv2's classifier uses the class token and the mean of the patches; the weights of either may be zeros.
+    # DINOv2's classifier uses the class token and the mean of the patches; the weights of one may be zeros.
     mean = config.layer_scale is not None and config.num_classes and config.pool == GlobalAverage("before")
     lines = []
     if not (isinstance(config.pool, ClassToken) or mean):

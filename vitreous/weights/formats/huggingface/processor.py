@@ -1,7 +1,7 @@
 """Reader and writer for transformers' preprocessor_config.json.
 
-A loaded model keeps the image size of its positions. If the processor uses another size (DINOv2: 224 instead of 518),
-the provenance records it; pass `load(..., image_size=224)` to use it.
+A model is loaded with the image size of its position table. If the processor uses another size (for DINOv2, 224 instead
+of 518), that size is recorded in the provenance; to use it, call `load(..., image_size=224)`.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ PUBLISHED: dict[Family, Preprocessing] = {
     "dinov2": replace(IMAGENET, geometry="huggingface"),
     "dinov2_with_registers": replace(IMAGENET, geometry="huggingface"),
 }
-RESAMPLING: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+RESAMPLING: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # by Pillow's filter number
 PIXEL = 1 / 255
 
 
@@ -62,14 +62,14 @@ def infer_preprocessing(state: StateDict, builder: ConfigBuilder) -> None:
     else:
         builder.set(preprocessing=preprocessing)
     if size is not None and size != (native := builder.fields["image_size"]):
-        reason = f"size of its positions; its processor resizes to {size[0]} x {size[1]} (pass image_size to use it)"
+        reason = f"size of the position table; the processor uses {size[0]} x {size[1]} (pass image_size to use that)"
         builder.default(reason, image_size=native)
 
 
 def read_processor(
     file: Path, document: Mapping[str, Any], shortest: bool
 ) -> tuple[Preprocessing, Size | None, list[str]]:
-    """Return the preprocessing, its size, and one line per difference. `shortest`: one number is the shorter side."""
+    """Return the preprocessing, image size and differences. If `shortest`, an integer `size` is the shorter side."""
     fields, differences = JsonFields(file, document), []
     number = fields.get(int, "resample", 3)
     if number not in RESAMPLING:
@@ -87,11 +87,11 @@ def read_processor(
         fraction = max(crop) / (edge or max(resized or crop))
         if not 0.01 <= fraction <= 1:
             differences.append(
-                f"the processor crops {document['size']} to {crop[0]} x {crop[1]}; Vitreous does not crop"
+                f"the processor crops from {document['size']} to {crop[0]} x {crop[1]}; Vitreous uses crop_fraction=1"
             )
             fraction = 1.0
     how = Preprocessing(mean, std, fit, fraction, RESAMPLING.get(number, "bicubic"), "huggingface")
-    # Files written by Vitreous have the exact fraction and geometry, which are used if they give the same sizes.
+    # Files written by Vitreous contain the exact fraction and geometry. They are used if they give the same sizes.
     exact, geometry = fields.get(float, "crop_fraction", fraction), fields.get(str, "geometry", "huggingface")
     if 0.01 <= exact <= 1 and geometry in get_args(Geometry):
         own = replace(how, crop_fraction=exact, geometry=cast(Geometry, geometry))
@@ -100,7 +100,7 @@ def read_processor(
 
 
 def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | None]:
-    """Return the length of the shorter side, or None and both sides."""
+    """Return (length of the shorter side, None), or (None, both sides)."""
     given = fields.document["size"]
     if isinstance(given, dict) and "shortest_edge" in given:
         edge = JsonFields(fields.path, given).get(int, "shortest_edge", 0)
@@ -114,7 +114,7 @@ def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | Non
 
 
 def _scaled(fields: JsonFields) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and std for pixels in [0, 1], independent of the processor's scale."""
+    """Return mean and std for pixels in [0, 1], whatever range the processor uses."""
     factor = fields.get(float, "rescale_factor", PIXEL) if fields.get(bool, "do_rescale", True) else 1.0
     normed = fields if fields.get(bool, "do_normalize", True) else JsonFields(fields.path, {})
     mean, std = normed.numbers("image_mean", (0.0,)), normed.numbers("image_std", (1.0,))
@@ -151,6 +151,6 @@ def transformers_processor(config: ViTConfig) -> dict[str, Any]:
         whole = {"height": before[0], "width": before[1]}
         document["size"] = whole if how.fit == "squash-crop" else {"shortest_edge": max(before)}
         document["crop_size"] = sides
-    # Only read by Vitreous: sizes are rounded, and transformers rounds crop offsets differently.
+    # Only read by Vitreous: the sizes above are rounded, and transformers rounds crop offsets differently.
     document |= {"crop_fraction": how.crop_fraction, "geometry": how.geometry}
     return document

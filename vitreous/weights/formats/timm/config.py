@@ -1,8 +1,8 @@
 """Reader and writer for timm's config.json, and timm's architecture names.
 
-config.json has an architecture name, changes to the architecture in `model_args`, and preprocessing in
-`pretrained_cfg`. Some timm models have the same tensors but compute different outputs. They are distinguished by the
-architecture name in config.json, in the metadata of the file, or in its path.
+config.json contains an architecture name, changes to that architecture (`model_args`) and preprocessing
+(`pretrained_cfg`). Some timm models have the same tensors but compute different outputs. They are distinguished by the
+architecture name in config.json, in the metadata of the weight file, or in the path.
 """
 
 import dataclasses
@@ -71,29 +71,29 @@ def architecture_of(state: StateDict) -> str:
     if isinstance(stated := state.config.get("architecture"), str):
         return stated
     width = state.shape("patch_embed.proj.weight", 4)[0]
-    names = names_in(Path(state.model_name)) + names_in(state.path)  # metadata may have timm/NAME.TAG
+    names = names_in(Path(state.model_name)) + names_in(state.path)  # metadata may contain timm/NAME.TAG
     return next((name for name in names if is_architecture(name, width)), "")
 
 
 def names_in(path: Path) -> list[str]:
-    """Return parts of a path that may name a model: the file name, and folder names if it is generic."""
+    """Return parts of a path that may name a model: the file name, plus folder names if the file name is generic."""
     parts = [path.name]
     if GENERIC.fullmatch(path.name):
         parts += [folder.name for folder in path.parents[:NEAREST_FOLDERS]]
     return [END.split(part.rpartition("--")[2])[0] for part in parts]
 
 
-# Architectures with properties that tensors and width do not determine. All others have exact GELU and usual heads.
+# Architectures whose tensors do not determine all properties. All others have exact GELU and the usual number of heads.
 TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512")
 SIXTEEN_HEADS = re.compile(r"vit_giantopt_.*|vit_base_patch16_gap_224")
 TWO_HEADS = re.compile(r"test_vit2?")
-# No positions for prefix tokens.
+# Architectures without positions for prefix tokens.
 NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp)_.*")
-# Not supported: the same tensors, but rotary positions in addition to learned ones, or norms after the layers.
+# Unsupported architectures with the same tensors: rotary positions besides the learned ones, or norms after the layers.
 UNSUPPORTED = re.compile(r"vit_.*_(rope|rpn)_.*")
 SWIGLU = re.compile(r"vit_giant_patch14_(reg\d+_)?(dinov2|tipsv2)")
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
-# timm's crop_mode to `Preprocessing.fit`.
+# `Preprocessing.fit` for each `crop_mode` of timm.
 FITS: dict[str, Literal["crop", "squash-crop", "pad"]] = {"center": "crop", "squash": "squash-crop", "border": "pad"}
 
 
@@ -102,7 +102,7 @@ FITS: dict[str, Literal["crop", "squash-crop", "pad"]] = {"center": "crop", "squ
 
 @dataclass(frozen=True)
 class TimmConfig:
-    """timm's config.json, or the properties of the architecture name if there is none."""
+    """timm's config.json, or the properties implied by the architecture name if there is none."""
 
     path: Path
     architecture: str
@@ -130,13 +130,13 @@ class TimmConfig:
             raise BadCheckpoint(f"{state.path} is timm's {architecture}, which is not supported")
         if args.get("pool_include_prefix"):
             raise BadCheckpoint(
-                f"{state.path} pools the class token with the patches (pool_include_prefix), which is not supported"
+                f"{state.path} includes prefix tokens in its pooling (pool_include_prefix), which is not supported"
             )
         return cls(state.path, architecture, document, args, cfg)
 
     @property
     def is_known(self) -> bool:
-        """True for a timm architecture, which determines everything that `model_args` do not change."""
+        """True for a known timm architecture, whose name determines everything not changed by `model_args`."""
         return ARCHITECTURE.fullmatch(self.architecture) is not None
 
     @property
@@ -166,7 +166,7 @@ class TimmConfig:
         return False if NO_ENTRIES.fullmatch(self.architecture) else None
 
     def check_gate(self) -> None:
-        """Reject a gated MLP unless it is known to be SwiGLU, because other `mlp_layer`s have the same shapes."""
+        """Reject a gated MLP if the architecture does not use SwiGLU, because other gated MLPs have the same shapes."""
         if self.architecture and not SWIGLU.fullmatch(self.architecture):
             raise BadCheckpoint(
                 f"{self.path} has a gated MLP, but timm's {self.architecture} has none, so the gate and its activation "
@@ -177,7 +177,7 @@ class TimmConfig:
 
     @property
     def approximation(self) -> Literal["erf", "tanh"]:
-        """GELU approximation."""
+        """GELU variant."""
         name = self.args.get("act_layer") or ("gelu_tanh" if TANH.fullmatch(self.architecture) else "gelu")
         if name not in ACTIVATIONS:
             raise BadCheckpoint(f"{self.path}: act_layer must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
@@ -185,15 +185,15 @@ class TimmConfig:
 
     @property
     def pool(self) -> str | None:
-        """Name of the pooling: `token`, `avg`, `map`, an unsupported one, or None."""
+        """Name of the pooling (`token`, `avg`, `map` or an unsupported name), or None if unspecified."""
         return self.args.get("global_pool", self.document.get("global_pool"))
 
     @property
     def preprocessing_differences(self) -> list[str]:
-        """Lines for the steps of timm's preprocessing that Vitreous does differently."""
+        """One line per preprocessing step that differs between timm and Vitreous."""
         how, crop = self.pretrained_cfg.get("interpolation", "bicubic"), self.pretrained_cfg.get("crop_mode", "center")
         lines = [] if how in ("bilinear", "bicubic") else [f"timm resizes with {how!r:.40}; Vitreous uses bicubic"]
-        return lines + ([] if crop in FITS else [f"timm crops with {crop!r:.40}; Vitreous crops the centre"])
+        return lines + ([] if crop in FITS else [f"timm uses crop_mode {crop!r:.40}; Vitreous crops the centre"])
 
     def preprocessing(self, channels: int) -> options.Preprocessing:
         """Return the preprocessing of timm's `create_transform`, with timm's defaults for missing fields."""
@@ -220,7 +220,7 @@ class TimmConfig:
         return self._exact_preprocessing(size, how) or _timm_interpolation(size, how)
 
     def _exact_preprocessing(self, size: Size, how: options.Preprocessing) -> options.Preprocessing | None:
-        """Return the exact preprocessing of a config that Vitreous wrote, or None if crop_pct was changed since."""
+        """Return the exact preprocessing if Vitreous wrote the config and crop_pct has not changed since, or None."""
         own, fraction = self.document.get("geometry"), self.document.get("crop_fraction")
         if own not in get_args(options.Geometry) or not isinstance(fraction, int | float) or not 0.01 <= fraction <= 1:
             return None
@@ -238,7 +238,7 @@ class TimmConfig:
 
 
 def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return one number if all are equal, or their mean (as in timm) for another number of channels."""
+    """Return one number if all are equal, one per channel, or the mean (as in timm) if the count does not match."""
     if len(set(numbers)) == 1:
         return numbers[:1]
     return numbers if len(numbers) == channels else (sum(numbers) / max(len(numbers), 1),)
@@ -247,7 +247,7 @@ def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]
 # ---- Writing ---------------------------------------------------------------------------------------------------------
 
 
-# Architectures for models with a ResNet stem; `model_args` specify everything else.
+# timm architectures by the stages of the ResNet stem; `model_args` specify everything else.
 HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -265,7 +265,7 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.num_heads,
-        # timm truncates the product and counts both halves of SwiGLU
+        # timm truncates mlp_ratio * embed_dim, which includes both halves of SwiGLU
         "mlp_ratio": ((2 if isinstance(config.mlp, options.SwiGlu) else 1) * config.mlp_width + 0.5) / config.width,
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
@@ -316,7 +316,7 @@ def timm_preprocessing(config: ViTConfig) -> options.Preprocessing:
 
 
 def _crop_pct(size: Size, how: options.Preprocessing) -> float:
-    """Return a crop_pct that gives the same resized size in timm, which rounds down."""
+    """Return a crop_pct with which timm, although it rounds down, resizes to the same size."""
     if how.fit == "squash":
         return 1.0
     target = scaled(size, how)
@@ -338,7 +338,7 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
         "crop_mode": {"crop": "center", "pad": "border"}.get(how.fit, "squash"),
         "mean": list(how.mean) * (channels if len(how.mean) == 1 else 1),
         "std": list(how.std) * (channels if len(how.std) == 1 else 1),
-        # If this is set, timm assumes three input channels and converts the filters of any other number.
+        # If first_conv is set, timm assumes filters for three channels and converts them to any other number.
         **({"first_conv": first_conv} if channels == 3 else {}),
         "classifier": ["head", "head_dist"] if config.distillation_token else "head",
     }

@@ -1,4 +1,4 @@
-"""timm checkpoints, and timm's layout, which DeiT, MAE, DINOv2 and PaddleClas share except for a few names.
+"""timm checkpoints, and timm's layout, which DeiT, MAE, DINOv2 and PaddleClas also use with a few different names.
 
 A checkpoint is a state dict, or a folder with the config.json that `timm.models.save_for_hf` writes. Names follow
 timm 1.0 (`vision_transformer.py`, `vision_transformer_hybrid.py`, `resnetv2.py`).
@@ -70,7 +70,7 @@ class TimmLayout(Format):
 
 
 def timm_table(config: ViTConfig, names: Names) -> list[Row]:
-    """Return all rows of a model."""
+    """Return the rows for all tensors of a model."""
     matrix = names.matrix
     table = [*_stem(config), *rows("patches.projection", "patch_embed.proj"), *_tokens(config, names)]
     table += per_layer(_block(config, names), config.depth)
@@ -112,7 +112,7 @@ def _tokens(config: ViTConfig, names: Names) -> list[Row]:
 
 
 def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> Conversion:
-    """Create a conversion of registers with positions. Vitreous stores their sum, exact in the checkpoint's dtype."""
+    """Create a conversion of registers with positions. Vitreous stores the sum of both, in the checkpoint's dtype."""
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         positions, tokens = theirs
@@ -161,7 +161,7 @@ def _attention_pool(matrix: Conversion) -> list[Row]:
 
 
 def stem_units(stages: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
-    """Yield the Vitreous name, stage and index of each ResNet unit. The first of a stage has a shortcut."""
+    """Yield the Vitreous name, stage and index of each ResNet unit. Unit 0 of each stage has a shortcut layer."""
     index = 0
     for stage, units in enumerate(stages):
         for unit in range(units):
@@ -198,10 +198,10 @@ def infer_timm(
     entries: bool | None = None,
     published: bool = False,
 ) -> None:
-    """Set the fields that follow from shapes. The format sets numerics and preprocessing.
+    """Set the fields that follow from shapes. The caller sets numerics and preprocessing.
 
-    native, num_heads: Image size and number of heads from a config file, or None. entries: Prefix tokens have positions
-    always (True), usually (None), or usually not (False). published: As in `ConfigBuilder.infer_heads`.
+    native: Image size in a config file, or None. num_heads: Number of heads in a config file, or None. entries: Prefix
+    tokens have positions always (True), usually (None) or usually not (False). published: See `infer_heads`.
     """
     width, channels, *patch = state.shape(PATCH, 4)
     stem, stem_channels = _read_stem(state)
@@ -237,7 +237,7 @@ def infer_timm(
 
 
 def _read_stem(state: StateDict) -> tuple[options.ResNetStem | None, int]:
-    """Return the ResNet stem and its number of input channels."""
+    """Return the ResNet stem and its number of input channels, or (None, 0)."""
     backbone = "patch_embed.backbone"
     root = next(
         (name for name in (f"{backbone}.conv", f"{backbone}.stem.conv") if f"{name}.weight" in state.tensors), None
@@ -277,7 +277,7 @@ def _set_output(state: StateDict, builder: ConfigBuilder, names: Names) -> None:
 
 
 def _matrix(state: StateDict, names: Names, layer: str) -> tuple[int, int] | None:
-    """Return the outputs and inputs of a linear layer, or None if it does not exist."""
+    """Return the number of outputs and inputs of a linear layer, or None if it does not exist."""
     if f"{layer}.weight" not in state.tensors:
         return None
     rows, columns = state.shape(f"{layer}.weight", 2)
@@ -357,10 +357,10 @@ class Timm(TimmLayout):
         lines = numeric_differences(config, "timm", self.norm_eps, None if folder else self.gelu)
         if not folder and config.class_token and config.pool == options.GlobalAverage("before"):
             lines.append(
-                "pooling is the mean of normalised patches here and the class token in timm with these tensors"
+                "pooling averages the normalised patches in Vitreous, but timm uses the class token with these tensors"
             )
         if config.stem is not None and config.stem.numerics != "timm":
-            lines.append(f"the ResNet stem has the epsilons of {config.stem.numerics}, not of timm")
+            lines.append(f"the ResNet stem uses the epsilons of {config.stem.numerics}, not those of timm")
         return lines
 
     def minor_differences(self, config: ViTConfig) -> list[str]:
@@ -387,7 +387,7 @@ def _set_mlp(builder: ConfigBuilder, config: TimmConfig) -> None:
 
 def _set_pool(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> None:
     pool = _pool(state, config.pool, builder.fields["pool"])
-    # Of the named models with a class token, only EVA has fc_norm. In all others, the pooling was changed.
+    # Of the named models with a class token, only EVA has fc_norm. With any other name, the pooling was changed.
     changed = (
         pool == options.GlobalAverage("after") and builder.fields["class_token"] and "eva_" not in config.architecture
     )
@@ -396,14 +396,14 @@ def _set_pool(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> N
     elif isinstance(pool, options.ClassToken):
         builder.assume("usual with a class token; global_pool may differ", pool=pool)
     else:
-        builder.assume("usual with these norms; global_pool token, avgmax and max can have the same norms", pool=pool)
+        builder.assume("usual with these norms; global_pool may also be 'token', 'avgmax' or 'max'", pool=pool)
 
 
 def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> options.PoolConfig:
-    """Return the specified pooling if it matches the tensors. A final norm fits both the class token and the mean."""
+    """Return the pooling, after checking that `stated` fits the tensors. A final norm fits class token and mean."""
     if isinstance(seen, options.AttentionPool) and {"cls_token", "reg_token"} & set(state.tensors):
         raise BadCheckpoint(
-            f"{state.path} has attention pooling without the class token or registers, which is not supported"
+            f"{state.path} has attention pooling that excludes the class token or registers, which is not supported"
         )
     if stated == "avg" and isinstance(seen, options.ClassToken):
         return options.GlobalAverage("before")
@@ -417,7 +417,7 @@ def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> opt
 
 # ---- Unsupported parts -----------------------------------------------------------------------------------------------
 
-# Patterns of tensor names. The names are untrusted, so no pattern may backtrack.
+# Unsupported parts by patterns of tensor names. The names are untrusted, so no pattern may backtrack.
 PARTS = {
     r"^norm_pre\.": "a norm before the first block (norm_pre), as in CLIP",
     r"\.attn\.[qv]_bias$": "a bias on queries and values, but not on keys (q_bias), as in BEiT and EVA",
@@ -431,14 +431,14 @@ PARTS = {
     r"^patch_embed\.norm\.": "a norm on the patches (patch_embed.norm)",
 }
 MISSING = {
-    "pos_embed": "no learned positions (pos_embed), but rotary (as in DINOv3), relative or none",
+    "pos_embed": "rotary (as in DINOv3), relative or no positions instead of learned ones (pos_embed)",
     "blocks.0.norm1.bias": "norms without a bias, such as RMSNorm",
     "blocks.0.attn.proj.bias": "no attention output bias (attn.proj)",
 }
 
 
 def _check_parts(state: StateDict, architecture: str) -> None:
-    """Reject a model with unsupported parts, and name them and the architecture."""
+    """Reject a model with unsupported parts. The error names them and the architecture."""
     names = state.tensors
     parts = [part for pattern, part in PARTS.items() if any(re.search(pattern, name) for name in names)]
     parts += [part for name, part in MISSING.items() if name not in names]
@@ -448,11 +448,11 @@ def _check_parts(state: StateDict, architecture: str) -> None:
         parts.append("norms after the layers instead of before them (norm1 follows attn), as in rpn models")
     if parts:
         known = f" ({architecture})" if architecture else ""
-        raise BadCheckpoint(f"{state.path} is a timm model{known} with unsupported parts: {'; '.join(parts)}")
+        raise BadCheckpoint(f"{state.path} is a timm model{known} with unsupported features: {'; '.join(parts)}")
 
 
 def _has_norms_after(state: StateDict) -> bool:
-    """Return True for the order of timm's ResPostBlock. Plain blocks start with norm1, sorted names with attn, mlp."""
+    """Return True for the tensor order of timm's ResPostBlock, unlike that of plain blocks or of sorted names."""
     parts = [name.split(".")[2] for name in state.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
     first = [part for part in dict.fromkeys(parts) if part in ("attn", "norm1", "mlp", "norm2")]
     return first == ["attn", "norm1", "mlp", "norm2"]
