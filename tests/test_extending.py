@@ -134,14 +134,14 @@ def edit(file: Path, *changes: tuple[str, str]) -> None:
 
 
 def recipe(title: str) -> list[tuple[str, str]]:
-    """The python and diff blocks of a section of CONTRIBUTING.md."""
+    """Return the python and diff blocks in a section of CONTRIBUTING.md."""
     section = re.split(r"^### ", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
     [text] = [text for text in section if text.startswith(f"{title}\n")]
     return re.findall(r"```(python|diff)\n(.*?)```", text, re.DOTALL)
 
 
 def apply(tree: Path, title: str) -> str:
-    """Apply the changes of a recipe; return its blocks without a file name, to be run afterwards."""
+    """Apply a recipe; return its code blocks that have no file name, to be run afterwards."""
     script = ""
     for kind, block in recipe(title):
         first, _, rest = block.partition("\n")
@@ -172,7 +172,7 @@ RECIPES = ("Add a position embedding", "Add a checkpoint format", "Add a task", 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package with all recipes, whose examples are in examples.py, and with a new MLP, pooling and head."""
+    """Copy the package, apply all recipes, and add an MLP, pooling and head; examples.py has the examples."""
     tree = tmp_path_factory.mktemp("extended")
     package = Path(vitreous.__file__).parent
     model = shutil.copytree(package, tree / "vitreous", ignore=shutil.ignore_patterns("__pycache__")) / "model"
@@ -213,7 +213,7 @@ PARTS = [
 def run(
     tree: Path, folder: Path, commands: list[list[str]], afterwards: str = "", before: str = "INTERRUPTED = 0"
 ) -> dict[str, str]:
-    """Run commands of the extended package in one process; return the environment to run more."""
+    """Run commands of the extended package in one process; return the environment for further processes."""
     script, list_ = folder / "commands.py", folder / "commands"
     script.write_text(f"{before}\n{COMMANDS}\n{afterwards}")
     list_.write_text("\n\n".join("\n".join(words) for words in commands))

@@ -195,13 +195,13 @@ def test_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: pyt
     stop = start(site)
     use(monkeypatch, site, tmp_path / "hf")
     wrong = {"rfilename": "train.parquet", "size": len(parquet(0, 8)), "blobId": "0" * 40}
-    site.answers["listing"] = lambda _: [response(site.listing(siblings=[wrong]), {})]
+    site.responses["listing"] = lambda _: [response(site.listing(siblings=[wrong]), {})]
     for _ in range(2):  # it is downloaded again
         with pytest.raises(OSError, match=r"checksum mismatch for train\.parquet: expected 0{40}"):
             open_data("hf:eve/model")
         assert not list((tmp_path / "hf").rglob("*.parquet"))
         assert not list((tmp_path / "hf").glob("*/blobs/*"))
-    site.answers.clear()
+    site.responses.clear()
     assert len(open_data("hf:eve/model", val_fraction=0.5).train) == 4
     stop()
 
