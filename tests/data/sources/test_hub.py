@@ -177,13 +177,13 @@ def test_hostile_hub_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     use(monkeypatch, site, tmp_path / "hf")
     monkeypatch.setattr("vitreous.common.hub_client.MAX_METADATA_BYTES", 1 << 16)
     etag = {"ETag": '"../../../victim"', "X-Repo-Commit": "a" * 40, "Content-Length": str(len(parquet(0, 8)))}
-    for kind, answer, error in (
+    for kind, hostile, error in (
         ("listing", response(b" " * (1 << 17), {}), r"has 131,072 bytes; at most 65,536"),
         ("listing", response(site.listing(siblings=[{"rfilename": "../x.parquet"}]), {}), "not a valid file name"),
         ("head", response(b"", etag, body=False), r"has ETag: '\"\.\./"),
         ("file", response(b"x" * 100_000, {}), r"has 100,000 bytes; at most"),
     ):
-        monkeypatch.setattr(site, "answers", {kind: lambda _, answer=answer: [answer]})
+        monkeypatch.setattr(site, "responses", {kind: lambda _, body=hostile: [body]})
         with pytest.raises(OSError, match=error):
             open_data("hf:eve/model")
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".parquet" or path.name == "victim"]

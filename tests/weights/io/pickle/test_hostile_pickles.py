@@ -123,7 +123,7 @@ PICKLES = {
     "metadata": (pickled(view(metadata={"conj": True})), "unsupported arguments or metadata"),
     "objects in an array": (pickled(array(code="O8", data=[Call(torch.Size, (1,))])), "array of Python objects"),
     "objects in an array's bytes": (pickled(array(code="O")), "array of Python objects"),
-    "text in an array": (pickled(array(code="U2")), "array of dtype '<U2'"),
+    "text in an array": (pickled(array(code="U2")), "unsupported dtype '<U2'"),
     "records in an array": (pickled(array(code="V8", names=("a",))), "sets the state of an object of type NumpyType"),
     "an array of another size": (pickled(array(shape=(3,))), r"8 bytes, but its shape \[3\] requires 12"),
     "an array of a trillion": (pickled(array(shape=(10**12,))), "requires 4,000,000,000,000"),
@@ -141,7 +141,7 @@ PICKLES = {
     ),
     "one array again and again": (
         repeated(FROM_BUFFER, bytes(2**20), Call(np.dtype, "f4"), (2**18,), "C"),
-        "arrays of .* bytes",
+        "bytes of arrays",
     ),
     "bytes again and again": (
         b"\x80\2](B\0\0\x10\0" + bytes(2**20) + b"q\0" + b"h\0" * 100 + b"e.",
