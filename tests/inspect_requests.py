@@ -91,14 +91,14 @@ def as_given(model: Any, data: bytes) -> Tensor:
 
 
 def send(live: Live, model: str, data: bytes | None = None) -> str:
-    reply = live.ask("POST", f"/v1/images?model={model}", data or picture())
+    reply = live.request("POST", f"/v1/images?model={model}", data or picture())
     assert reply.status == 200, reply
     return str(reply.json["id"])
 
 
 def get(live: Live, model: str, path: str, data: bytes | None = None) -> Reply:
     id = send(live, model, data)
-    return live.ask("GET", f"/v1/images/{id}/{path}{'&' if '?' in path else '?'}model={model}")
+    return live.request("GET", f"/v1/images/{id}/{path}{'&' if '?' in path else '?'}model={model}")
 
 
 def array(reply: Reply, kind: str = "u1", skip: int = 0) -> np.ndarray:
@@ -119,4 +119,4 @@ def weights_of(reply: Reply, prefix: int) -> np.ndarray:
 def erase(live: Live, model: str, patches: list[int], classes: list[int], data: bytes | None = None) -> Reply:
     body = json.dumps({"patches": patches, "classes": classes}).encode()
     path = f"/v1/images/{send(live, model, data)}/masked?model={model}"
-    return live.ask("POST", path, body, "application/json")
+    return live.request("POST", path, body, "application/json")

@@ -53,7 +53,9 @@ class Live:
         assert found is not None
         return int(found[1]) / 1e3
 
-    def ask(self, method: str, path: str, body: bytes = b"", kind: str | None = "image/png", **headers: str) -> Reply:
+    def request(
+        self, method: str, path: str, body: bytes = b"", kind: str | None = "image/png", **headers: str
+    ) -> Reply:
         """Send one request on a new connection. Underscores in header names become hyphens."""
         lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         lines += [f"Content-Type: {kind}"] * (kind is not None and method == "POST")
@@ -74,7 +76,7 @@ class Live:
     def wait_until_ready(self) -> None:
         for _ in range(600):
             with contextlib.suppress(OSError):
-                if self.ask("GET", "/readyz").status == 200:
+                if self.request("GET", "/readyz").status == 200:
                     return
             time.sleep(0.1)
         raise TimeoutError("the server was not ready after a minute")

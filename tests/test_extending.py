@@ -251,12 +251,12 @@ def test_a_new_family_needs_no_change_elsewhere(tree: Path, tmp_path: Path) -> N
     assert '"convnet"' in card
     assert "ConvNet" in card
     with process([Path(best)], **environment) as live:
-        [about] = live.ask("GET", "/v1/model").json["models"]
+        [about] = live.request("GET", "/v1/model").json["models"]
         assert about["architecture"] == "ConvNet"
         assert about["task"] == "classify"
-        assert live.ask("POST", "/v1/classify", image).status == 200
-        assert live.ask("POST", "/v1/embed", image).json["width"] == 64
-        assert live.ask("POST", "/v1/explain?method=rollout", image).status == 409
+        assert live.request("POST", "/v1/classify", image).status == 200
+        assert live.request("POST", "/v1/embed", image).json["width"] == 64
+        assert live.request("POST", "/v1/explain?method=rollout", image).status == 409
 
 
 def test_new_parts_work_in_every_command(tree: Path, tmp_path: Path) -> None:
@@ -278,23 +278,23 @@ def test_new_parts_work_in_every_command(tree: Path, tmp_path: Path) -> None:
     environment = run(tree, tmp_path, commands, KNOWN_LABELS)
     assert (tmp_path / "explained").exists()
     with process([Path(best)], **environment) as live:
-        [about] = live.ask("GET", "/v1/model").json["models"]
+        [about] = live.request("GET", "/v1/model").json["models"]
         assert about["position"] == "distance bias"
         image = encoded(smooth(20, 20))
-        assert live.ask("POST", "/v1/classify", image).status == 200
-        assert live.ask("POST", "/v1/embed", image).json["width"] == 32
+        assert live.request("POST", "/v1/classify", image).status == 200
+        assert live.request("POST", "/v1/embed", image).json["width"] == 32
         for method in ("relevance", "rollout", "attention", "occlusion"):
-            assert live.ask("POST", f"/v1/explain?method={method}", image).status == 200
-        session = live.ask("POST", "/v1/images", image).json["id"]
+            assert live.request("POST", f"/v1/explain?method={method}", image).status == 200
+        session = live.request("POST", "/v1/images", image).json["id"]
         for path in (
             "tour", "lens", "distance", "attention/0", "similarity/1", "map/relevance", "map/occlusion", "map/rollout",
             "map/attention", "map/pca", "faithfulness/relevance",
         ):  # fmt: skip
-            assert live.ask("GET", f"/v1/images/{session}/{path}").status == 200, path
-        shown = live.ask("GET", "/v1/position")
+            assert live.request("GET", f"/v1/images/{session}/{path}").status == 200, path
+        shown = live.request("GET", "/v1/position")
         assert shown.status == 200
         assert len(set(shown.body)) > 2  # a bias is scaled to bytes
-        assert live.ask("GET", "/v1/filters").status == 200
+        assert live.request("GET", "/v1/filters").status == 200
 
 
 UNEXPECTED = """

@@ -104,9 +104,9 @@ def test_classify(image: Path, checkpoint: Path) -> None:
     threading.setprofile(walk)  # also applies to the threads of the server
     try:
         with in_thread([serve_model(vitreous.load(checkpoint), device="cpu")]) as live:
-            assert live.ask("POST", "/v1/classify", image.read_bytes()).status == 200
+            assert live.request("POST", "/v1/classify", image.read_bytes()).status == 200
             walk.files.clear()
-            assert live.ask("POST", "/v1/classify", image.read_bytes()).status == 200
+            assert live.request("POST", "/v1/classify", image.read_bytes()).status == 200
             found = walk.listed()
     finally:
         threading.setprofile(None)
