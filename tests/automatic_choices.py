@@ -1,4 +1,4 @@
-"""Data of any size for tests of automatic choices."""
+"""Data sets of any size and small checkpoints, for tests of automatically chosen settings."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ TINY = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2}
 
 
 def pictures(count: int, side: int, name: str = "pictures") -> DataSet:
-    """Return `count` images that share the memory of one."""
+    """Return a data set of `count` black images that share memory."""
     images = np.broadcast_to(np.zeros((side, side, 3), dtype=np.uint8), (count, side, side, 3))
     source = ArraySource(images, np.zeros(count), ("cat", "dog"), name)
     source.mask_classes = ("ground", "cat", "dog")

@@ -1,4 +1,4 @@
-"""Chromium on this machine, for the tests in tests/browser."""
+"""Finds Chromium for the tests in tests/browser."""
 
 import os
 import shutil

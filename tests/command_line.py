@@ -1,4 +1,4 @@
-"""Runs `vitreous` in the test process, which is faster than a process that imports torch again."""
+"""Runs `vitreous` in the test process, which is faster than starting a process that imports torch."""
 
 import subprocess
 import sys

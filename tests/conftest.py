@@ -11,7 +11,7 @@ from hypothesis import settings
 from browser_path import skip_browser_tests
 from vitreous.common.threads import spin_briefly
 
-settings.register_profile("vitreous", deadline=None)  # a busy machine must not fail a test
+settings.register_profile("vitreous", deadline=None)  # tests must not fail on a busy machine
 settings.load_profile("vitreous")
 spin_briefly()  # before torch is loaded
 import torch  # noqa: E402
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Skip the folder of browser tests without Chromium, so the summary has one line for all of them."""
+    """Skip the browser tests if Chromium is missing, so that the summary has one line for all of them."""
     return True if collection_path == Path(__file__).parent / "browser" and skip_browser_tests() else None
 
 
@@ -40,7 +40,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def small() -> ViTConfig:
-    """A non-square grid of 3 x 4 patches, two layers."""
+    """A config with two layers and a non-square grid of 3 x 4 patches."""
     return ViTConfig(
         image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=64, num_classes=5
     )
@@ -56,7 +56,7 @@ def unchecked() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small classifier in a folder."""
+    """The checkpoint folder of a small classifier."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("checkpoint") / "small"
     vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=10), path)
@@ -65,7 +65,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "CommandLine":
-    """Function that runs `vitreous` with arguments."""
+    """Return a function that runs `vitreous` with the given arguments."""
     from command_line import CommandLine
 
     return CommandLine(monkeypatch, capsys)

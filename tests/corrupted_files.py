@@ -1,4 +1,4 @@
-"""Randomly damaged files, which a reader must reject with BadCheckpoint or read."""
+"""Randomly damaged files, which a reader must either read or reject with BadCheckpoint."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +11,7 @@ from vitreous.weights.io.errors import BadCheckpoint
 
 @st.composite
 def damaged(draw: st.DrawFn, samples: list[bytes]) -> bytes:
+    """Change up to four bytes of a sample and possibly truncate it."""
     data = bytearray(draw(st.sampled_from(samples)))
     for place, byte in draw(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4)):
         data[int(place * len(data))] = byte
@@ -18,8 +19,8 @@ def damaged(draw: st.DrawFn, samples: list[bytes]) -> bytes:
     return bytes(data if end is None else data[: int(end * len(data))])
 
 
-def check_noticed_or_harmless(read: Callable[[Path], Any], file: Path, data: bytes) -> None:
-    """Any exception other than BadCheckpoint fails the test."""
+def check_read_or_rejected(read: Callable[[Path], Any], file: Path, data: bytes) -> None:
+    """Read a damaged file. Only a one-line BadCheckpoint that starts with the path may be raised."""
     file.write_bytes(data)
     message = str(file)
     try:

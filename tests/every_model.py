@@ -18,7 +18,7 @@ SMALL = ViTConfig(image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num
 BARE = dataclasses.replace(SMALL, num_classes=0)
 CHANGES: dict[str, dict[str, Any]] = {
     "Learned1d": {},
-    "Learned1d without entries": {"position": options.Learned1d(False)},
+    "Learned1d for patches only": {"position": options.Learned1d(False)},
     "Learned2d": {"position": options.Learned2d()},
     "SinCos2d": {"position": options.SinCos2d()},
     "RelativeBias": {"position": options.RelativeBias()},
@@ -54,7 +54,7 @@ EVERY = [*CONFIGS, *MASKED]
 
 
 def every_model(name: str) -> nn.Module:
-    """A model in evaluation mode whose parameters have no default values."""
+    """Build a model in evaluation mode, with noise added to all parameters."""
     model = MASKED[name]() if name in MASKED else build(CONFIGS[name])
     with torch.no_grad():
         for parameter in model.parameters():
@@ -63,7 +63,7 @@ def every_model(name: str) -> nn.Module:
 
 
 def inputs_of(name: str, batch: int = 2) -> tuple[Tensor, ...]:
-    """Inputs for a call of the model."""
+    """Return random inputs for one call of the model."""
     images, patches = torch.randn(batch, 3, 24, 32), 12
     match name:
         case "MPP":
@@ -74,5 +74,5 @@ def inputs_of(name: str, batch: int = 2) -> tuple[Tensor, ...]:
 
 
 def output_of(result: Any) -> Tensor:
-    """The tensor that training uses: logits, or the losses of a masked model."""
+    """Return the tensor that training uses: the logits, or the losses of a masked model."""
     return result if isinstance(result, Tensor) else result.losses

@@ -17,7 +17,7 @@ def saved(path: Path, arrays: Arrays) -> Path:
 
 
 def unknown(model: nn.Module) -> nn.Module:
-    """Fill a model with NaN, so that a parameter that is not loaded shows."""
+    """Fill a model with NaN, so that parameters that are not loaded are detected."""
     for parameter in model.parameters():
         nn.init.constant_(parameter, math.nan)
     return model
@@ -40,14 +40,14 @@ def convolution(layer: Any, name: str) -> Arrays:
 
 
 def projection(weight: Tensor, bias: Tensor, heads: int, name: str) -> Arrays:
-    """Kernels into heads: [D, D] to (D, H, d)."""
+    """Convert a query, key or value projection, with its matrix reshaped from [D, D] to (D, H, d)."""
     width = weight.shape[1]
     kernel = array(weight).T.reshape(width, heads, -1)
     return {f"{name}/kernel": kernel, f"{name}/bias": array(bias).reshape(heads, -1)}
 
 
 def output(layer: nn.Linear, heads: int, name: str) -> Arrays:
-    """Kernel out of heads: [D, D] to (H, d, D)."""
+    """Convert the output projection of attention, with its matrix reshaped from [D, D] to (H, d, D)."""
     kernel = array(layer.weight).T.reshape(heads, -1, layer.out_features)
     return {f"{name}/kernel": kernel, f"{name}/bias": array(layer.bias)}
 
@@ -77,7 +77,7 @@ def map_arrays(pool: Any, heads: int) -> Arrays:
 
 
 def stem_arrays(backbone: Any) -> Arrays:
-    """GroupNorm's arrays with three leading dimensions of 1, as in an old flax."""
+    """Convert a ResNet. As in old versions of flax, GroupNorm arrays have three leading dimensions of 1."""
     root = getattr(backbone, "stem", backbone)
     convolutions, norms = {"conv_root": root.conv}, {"gn_root": root.norm}
     for i, stage in enumerate(getattr(backbone, "stages", []), 1):
@@ -99,7 +99,7 @@ def stem_arrays(backbone: Any) -> Arrays:
 
 @torch.no_grad()
 def flax_arrays(model: Any, position: str, attention: int, mlp_norm: int, mlp: int) -> Arrays:
-    """All arrays of a model, given the name of its positions and flax's numbers of a block's layers."""
+    """Convert a model. `position` is the name of its position embedding; flax numbers the layers of a block."""
     heads = model.blocks[0].attn.num_heads
     arrays = convolution(model.patch_embed.proj, "embedding")
     arrays |= {"embedding/bias": array(model.patch_embed.proj.bias), position: array(model.pos_embed)}

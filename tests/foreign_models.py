@@ -1,4 +1,4 @@
-"""A small model in every readable format, and the file it is written to."""
+"""Small models in every readable format, and the files they are written to."""
 
 import dataclasses
 from pathlib import Path
@@ -27,7 +27,7 @@ HYBRID = dataclasses.replace(PLAIN, stem=ResNetStem((1, 1), 32), patch_size=(1, 
 WITHOUT_BIAS = dataclasses.replace(
     PLAIN, width=128, num_heads=2, patch_norm=True, patch_method="linear", qkv_bias=False
 )
-MAPPED = {  # matrices lie in these files as we hold them
+MAPPED = {  # formats with the same matrix layout as Vitreous
     "vitreous": (PLAIN, "folder"),
     "huggingface": (PLAIN, "folder"),
     "timm": (PLAIN, "x.safetensors"),
@@ -38,7 +38,7 @@ MAPPED = {  # matrices lie in these files as we hold them
     "mae": (PLAIN, "x.pth"),
     "lucidrains": (WITHOUT_BIAS, "x.safetensors"),
 }
-COPIED = {  # matrices are transposed in these files
+COPIED = {  # formats with transposed matrices
     "google": (PLAIN, "x.npz"),
     "google, hybrid": (HYBRID, "x.npz"),
     "big_vision": (PLAIN, "x.npz"),
@@ -56,7 +56,7 @@ EVERY: dict[str, tuple[ModelConfig, str]] = MAPPED | COPIED | OTHERS
 
 
 def written(case: str, folder: Path) -> Path:
-    """Write a checkpoint in the format that the name of the case begins with."""
+    """Write a checkpoint in the format named at the start of `case`."""
     config, name = EVERY[case]
     vitreous.save(noisy(build(config)), folder / name, format=case.split(",")[0], lossy=True)  # type: ignore[arg-type]
     return folder / name

@@ -1,4 +1,4 @@
-"""timm's counterparts of Google's models, and their weights as arrays of Google's `.npz`."""
+"""timm models equivalent to Google's, and their weights in the layout of Google's `.npz` files."""
 
 import dataclasses
 from functools import partial
@@ -18,7 +18,7 @@ SQUASH = Preprocessing(fit="squash", interpolation="bilinear")
 PLAIN = ViTConfig(
     image_size=NATIVE,
     patch_size=(8, 8),
-    width=48,  # no multiple of 64: only the tensors tell how many heads there are
+    width=48,  # not a multiple of 64, so the number of heads is read from the tensors
     depth=2,
     num_heads=4,
     mlp_width=96,
@@ -26,7 +26,7 @@ PLAIN = ViTConfig(
     preprocessing=SQUASH,
 )
 
-# Ours as changes to PLAIN, and timm's arguments for the same.
+# Changes to PLAIN, and the equivalent timm arguments.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "class token": ({}, {}),
     "average": (
@@ -44,7 +44,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "narrow, two stages": {"stem": ResNetStem((1, 2), 32, "timm"), "patch_size": (2, 2), "image_size": (64, 64)},
     "narrow, four stages": {"stem": ResNetStem((2, 1, 1, 1), 32, "timm"), "patch_size": (1, 1), "image_size": (64, 64)},
 }
-PUBLISHED = {"R": "vit_tiny_r_s16_p8_224", "R50": "vit_base_r50_s16_224"}  # as timm calls them
+PUBLISHED = {"R": "vit_tiny_r_s16_p8_224", "R50": "vit_base_r50_s16_224"}  # timm's names
 R50 = {"stem": ResNetStem((3, 4, 9), 64, "timm"), "patch_size": (1, 1), "image_size": NATIVE}
 
 
@@ -67,7 +67,7 @@ def timm_model(case: str, **more: Any) -> Any:
 
 
 def timm_resnet(stem: ResNetStem) -> nn.Module:
-    """The ResNet of timm's hybrids, narrower."""
+    """Build the ResNet of timm's hybrids with the stages and width of `stem`."""
     timm = import_timm()
     return timm.models.resnetv2.ResNetV2(
         layers=stem.stages,

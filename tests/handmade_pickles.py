@@ -1,4 +1,4 @@
-"""Hand-made pickles and torch files, and the check that they are refused."""
+"""Hand-made pickles and torch files, and a check that they are rejected."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ RECONSTRUCT, FROM_BUFFER = np.zeros(1).__reduce__()[0], np.zeros(1).__reduce_ex_
 
 
 class Call:
-    """Pickled as a call of a function, and optionally a state of the result."""
+    """An object that is pickled as a function call, with an optional state for the result."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, state: Any = None) -> None:
         self.parts = (function, arguments) if state is None else (function, arguments, state)
@@ -33,7 +33,7 @@ class Call:
 
 
 class Outside:
-    """Pickled as a persistent reference."""
+    """An object that is pickled as a persistent reference."""
 
     def __init__(self, *identity: Any) -> None:
         self.identity = identity
@@ -79,19 +79,19 @@ def array(shape: Any = (2,), code: str = "f4", data: Any = bytes(8), names: Any 
 
 
 def doubled(first: bytes, join: Callable[[bytes], bytes]) -> bytes:
-    """A pickle that joins the last value with itself a hundred times: 2 ** 100 values in half a kilobyte."""
+    """Return a pickle that joins the last value with itself a hundred times: 2 ** 100 values in half a kilobyte."""
     return b"\x80\2" + first + b"q\0" + b"".join(join(b"h" + bytes([i])) + b"q" + bytes([i + 1]) for i in range(100))
 
 
 def shifted(data: bytes, field: bytes, at: int, form: str, value: int) -> bytes:
-    """A zip with a changed number in one of its records."""
+    """Return a zip file with one number changed, `at` bytes after the last occurrence of `field`."""
     whole = bytearray(data)
     struct.pack_into(form, whole, data.rindex(field) + at, value)
     return bytes(whole)
 
 
 def repeated(function: Callable[..., Any], *arguments: Any, times: int = 100) -> bytes:
-    """A pickle that calls a function many times with the same arguments."""
+    """Return a pickle that calls a function many times with the same arguments."""
     call = b"j" + struct.pack("<I", 1000) + b"j" + struct.pack("<I", 1001) + b"R"
     held = [pickled(part)[2:-1] + b"r" + struct.pack("<I", 1000 + i) for i, part in enumerate((function, arguments))]
     return b"\x80\2" + b"".join(held) + b"](" + call * times + b"e."
@@ -112,8 +112,8 @@ def little_memory(spare: int = 1 << 28) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def check_refused(folder: Path, data: bytes, reason: str) -> None:
-    """Assert a one-line refusal with little memory and without new files."""
+def check_rejected(folder: Path, data: bytes, reason: str) -> None:
+    """Assert that a file is rejected with a one-line message, using little memory and creating no files."""
     with contextlib.chdir(folder):
         Path("x.pth").write_bytes(data)
         with little_memory(), pytest.raises(BadCheckpoint, match=f"^x.pth .*({reason})") as error:

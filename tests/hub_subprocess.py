@@ -1,7 +1,7 @@
-"""A process that uses a hub: huggingface_hub reads its settings when it is imported, so each setting has its own.
+"""Runs functions that use a hub in a subprocess, because huggingface_hub reads its settings when it is imported.
 
-It reads a question in JSON from each line of its input and answers with a line: what the function returned, or how it
-failed.
+The subprocess reads one JSON request per line from stdin, calls the function, and writes one line with the result or
+the error.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 SETTINGS = {
-    "HF_HUB_DISABLE_XET": "1",  # large files go by LFS, which is what the local hub speaks
+    "HF_HUB_DISABLE_XET": "1",  # the local hub supports only LFS for large files
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "NO_PROXY": "127.0.0.1,localhost",
@@ -25,17 +25,17 @@ SETTINGS = {
     "HF_HUB_DOWNLOAD_TIMEOUT": "3",
 }
 
-NOT_THERE = "check the name; if it is private, log in with `hf auth login`, or set HF_TOKEN"
+NOT_FOUND = "check the name; if it is private, log in with `hf auth login`, or set HF_TOKEN"
 
 
 def settings(url: str, home: Path, **more: str) -> dict[str, str]:
-    """The environment of a process that knows this hub and keeps everything in this folder."""
+    """Return environment variables that select a hub and `home` as the folder for its files."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     return kept | SETTINGS | {"HF_ENDPOINT": url, "HF_HOME": str(home), "OMP_NUM_THREADS": "1"} | more
 
 
 class Client:
-    """Client in the test process, which starts the other process and calls its functions."""
+    """Starts a subprocess and calls functions in it."""
 
     def __init__(self, url: str, home: Path, **more: str):
         self.process = subprocess.Popen(
@@ -46,27 +46,27 @@ class Client:
             text=True,
         )
 
-    def ask(self, what: str, *arguments: Any, token: str | None = None, **options: Any) -> Any:
-        """Return the result, or raise RuntimeError with the failure."""
+    def call(self, function: str, *arguments: Any, token: str | None = None, **options: Any) -> Any:
+        """Return the result, or raise RuntimeError with the message of the error."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        question = {"what": what, "arguments": arguments, "options": options, "token": token}
-        self.process.stdin.write(json.dumps(question) + "\n")
+        request = {"function": function, "arguments": arguments, "options": options, "token": token}
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
-        if "failure" in answer:
-            raise RuntimeError(answer["failure"])
-        return answer["answer"]
+        response = json.loads(self.process.stdout.readline())
+        if "error" in response:
+            raise RuntimeError(response["error"])
+        return response["result"]
 
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
 
 
-def failure(client: Client, *arguments: Any, **options: Any) -> str:
-    """Return the one-line message of an error."""
+def error_of(client: Client, *arguments: Any, **options: Any) -> str:
+    """Call a function that must raise, and return its one-line error message."""
     with pytest.raises(RuntimeError) as caught:
-        client.ask(*arguments, **options)
+        client.call(*arguments, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -75,11 +75,11 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-# ---- The side of the process -----------------------------------------------------------------------------------------
+# ---- In the subprocess -----------------------------------------------------------------------------------------------
 
 
 def load(source: str, **options: Any) -> dict[str, Any]:
-    """The exact output of a model for one fixed image, and its provenance."""
+    """Load a model; return its exact output for a fixed image, its config and its provenance."""
     import torch
 
     import vitreous
@@ -88,9 +88,9 @@ def load(source: str, **options: Any) -> dict[str, Any]:
 
     model = vitreous.load(source, **options)
     size = model.config.image_size
-    picture = torch.linspace(-1, 1, 3 * size[0] * size[1]).reshape(1, 3, *size)
+    image = torch.linspace(-1, 1, 3 * size[0] * size[1]).reshape(1, 3, *size)
     with torch.inference_mode():
-        logits = model(picture).flatten()
+        logits = model(image).flatten()
     return {
         "logits": [number.hex() for number in logits.tolist()],
         "config": to_dict(model.config),
@@ -99,14 +99,14 @@ def load(source: str, **options: Any) -> dict[str, Any]:
 
 
 def push(path: str, target: str, push_to: str, **options: Any) -> None:
-    """Load a checkpoint, and save it with `push_to`."""
+    """Load a checkpoint and save it with `push_to`."""
     import vitreous
 
     vitreous.save(vitreous.load(path), target, push_to=push_to, **options)
 
 
 def command(*arguments: str) -> dict[str, Any]:
-    """Return the output and exit status of a command."""
+    """Run a command and return its output and exit status."""
     from vitreous.cli.main import main
 
     out, errors, status = io.StringIO(), io.StringIO(), 0
@@ -119,8 +119,8 @@ def command(*arguments: str) -> dict[str, Any]:
     return {"out": out.getvalue(), "errors": errors.getvalue(), "status": status}
 
 
-def initial(*arguments: str) -> dict[str, Any]:
-    """The provenance of the model that `vitreous train` would begin with."""
+def initial_provenance(*arguments: str) -> dict[str, Any]:
+    """Return the provenance of the model that `vitreous train` would start from."""
     import tyro
 
     from vitreous.cli.main import FLAGS
@@ -137,21 +137,25 @@ def initial(*arguments: str) -> dict[str, Any]:
     return provenance_of(Classify.build_model(choose(config, data, "cpu", init=init).config, data, init))
 
 
+FUNCTIONS = {"load": load, "push": push, "command": command, "initial_provenance": initial_provenance}
+
+
 def serve() -> None:
-    importlib.import_module("vitreous.weights.load")  # while the tests are still at something else
-    answers = sys.stdout
+    """Call the requested functions until stdin is closed."""
+    importlib.import_module("vitreous.weights.load")  # slow; saves time if other tests run first
+    responses = sys.stdout
     sys.stdout = sys.stderr
     for line in sys.stdin:
-        question = json.loads(line)
+        request = json.loads(line)
         os.environ.pop("HF_TOKEN", None)
-        if question["token"] is not None:
-            os.environ["HF_TOKEN"] = question["token"]
+        if request["token"] is not None:
+            os.environ["HF_TOKEN"] = request["token"]
         try:
-            function = {"load": load, "push": push, "command": command, "initial": initial}[question["what"]]
-            answer = {"answer": function(*question["arguments"], **question["options"])}
+            function = FUNCTIONS[request["function"]]
+            response = {"result": function(*request["arguments"], **request["options"])}
         except Exception as error:
-            answer = {"failure": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
+            response = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(response), file=responses, flush=True)
 
 
 if __name__ == "__main__":

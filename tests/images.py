@@ -1,4 +1,4 @@
-"""Draw, encode and compare images in tests; decode JPEG with and without simplejpeg."""
+"""Functions that draw, encode and compare images, and select a JPEG decoder."""
 
 import io
 import sys
@@ -14,7 +14,7 @@ from vitreous.data.image import decoding
 
 
 def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """An image of a few different waves in every channel, without any symmetry."""
+    """Return an asymmetric image with three random waves in each channel."""
     generator = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width] / max(height, width)
     waves = [
@@ -41,7 +41,7 @@ def difference(ours: torch.Tensor, theirs: np.ndarray) -> float:
 
 
 def jpeg_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Make a fixture decode with simplejpeg, or as if only Pillow were installed."""
+    """Implement a fixture that decodes with simplejpeg, or as if only Pillow were installed."""
     if name == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:

@@ -1,4 +1,4 @@
-"""Small models of every kind, and requests about them to the routes of the page."""
+"""Small models of every kind, and requests to the inspection routes that the web page uses."""
 
 import asyncio
 import dataclasses
@@ -45,12 +45,12 @@ NAMES = [name(kind) for kind in KINDS]
 
 
 def all_kinds() -> dict[str, Any]:
-    """A small model of every kind, by name."""
+    """Return small models of every kind, by name."""
     torch.manual_seed(0)
     found: dict[str, Any] = {name(kind): of_kind(SMALL, kind) for kind in KINDS}
     for block in found["class-token"].encoder.blocks:
         for part in (block.attention.q, block.attention.k, block.attention.v):
-            part.weight.data *= 8  # attention that is far from uniform
+            part.weight.data *= 8  # makes attention far from uniform
     exact = dataclasses.replace(SMALL, preprocessing=PLAIN)
     found |= {f"planted-{name(kind)}": planted(exact, kind) for kind in KINDS}
     found |= {key: build_vit(dataclasses.replace(SMALL, position=position)) for key, position in POSITIONS.items()}
@@ -67,7 +67,7 @@ def all_kinds() -> dict[str, Any]:
 
 @contextmanager
 def inspect_client(served: Sequence[ServedModel], **limits: Any) -> Iterator[tuple[TestClient, InspectService]]:
-    """The routes of the page without the rest of the server."""
+    """Serve only the inspection routes."""
     scheduler = Scheduler(1, 0.0, 64, Metrics())
     service, app = InspectService(served, scheduler, **limits), FastAPI()
     install(app)
@@ -84,21 +84,21 @@ def picture(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
 
 
 def as_given(model: Any, data: bytes) -> Tensor:
-    """The image as the model's input."""
+    """Preprocess an image file as input for the model."""
     config = model.config
     pixels = fit(data, config.image_size, config.preprocessing, config.channels)
     return normalise(pixels[None].float() / 255, config.preprocessing)
 
 
 def send(live: Live, model: str, data: bytes | None = None) -> str:
-    reply = live.ask("POST", f"/v1/images?model={model}", data or picture())
+    reply = live.request("POST", f"/v1/images?model={model}", data or picture())
     assert reply.status == 200, reply
     return str(reply.json["id"])
 
 
-def get(live: Live, model: str, what: str, data: bytes | None = None) -> Reply:
+def get(live: Live, model: str, path: str, data: bytes | None = None) -> Reply:
     id = send(live, model, data)
-    return live.ask("GET", f"/v1/images/{id}/{what}{'&' if '?' in what else '?'}model={model}")
+    return live.request("GET", f"/v1/images/{id}/{path}{'&' if '?' in path else '?'}model={model}")
 
 
 def array(reply: Reply, kind: str = "u1", skip: int = 0) -> np.ndarray:
@@ -109,7 +109,7 @@ def array(reply: Reply, kind: str = "u1", skip: int = 0) -> np.ndarray:
 
 
 def weights_of(reply: Reply, prefix: int) -> np.ndarray:
-    """Attention as the page decodes it: bytes times one of the two scales of a row."""
+    """Decode attention as the page does: each row has one scale for prefix keys and one for patch keys."""
     heads, t, _ = (int(side) for side in reply.headers["x-shape"].split(","))
     scales = np.frombuffer(reply.body, "<f4", heads * t * 2).reshape(heads, t, 2)
     by_key = np.repeat(scales, [prefix, t - prefix], axis=-1)
@@ -119,4 +119,4 @@ def weights_of(reply: Reply, prefix: int) -> np.ndarray:
 def erase(live: Live, model: str, patches: list[int], classes: list[int], data: bytes | None = None) -> Reply:
     body = json.dumps({"patches": patches, "classes": classes}).encode()
     path = f"/v1/images/{send(live, model, data)}/masked?model={model}"
-    return live.ask("POST", path, body, "application/json")
+    return live.request("POST", path, body, "application/json")

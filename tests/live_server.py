@@ -1,4 +1,4 @@
-"""Servers for tests, in a process as users start them or in a thread, and a client that can send invalid requests."""
+"""Servers in a process or a thread, and a client that can also send invalid requests."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ class Reply:
 
     @property
     def code(self) -> str:
-        """The code of an error response, which must have the documented form."""
+        """Check that an error response has the documented format, and return its code."""
         assert self.headers["content-type"] == "application/json", self
         assert set(self.json) == {"error"}, self
         assert set(self.json["error"]) == {"code", "message"}, self
@@ -40,7 +40,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Live:
-    """A server that is ready."""
+    """A running server, and a client for it."""
 
     port: int
     process: "subprocess.Popen[str] | None" = None
@@ -53,8 +53,10 @@ class Live:
         assert found is not None
         return int(found[1]) / 1e3
 
-    def ask(self, method: str, path: str, body: bytes = b"", kind: str | None = "image/png", **headers: str) -> Reply:
-        """Send one request on a new connection. In header names, _ stands for -."""
+    def request(
+        self, method: str, path: str, body: bytes = b"", kind: str | None = "image/png", **headers: str
+    ) -> Reply:
+        """Send one request on a new connection. Underscores in header names become hyphens."""
         lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         lines += [f"Content-Type: {kind}"] * (kind is not None and method == "POST")
         lines += [f"Content-Length: {len(body)}"] * (method == "POST")
@@ -63,7 +65,7 @@ class Live:
         )
 
     def send(self, *parts: bytes, pause: float = 0.0) -> Reply:
-        """Send raw bytes with pauses. The server may answer before it has read everything."""
+        """Send raw bytes with pauses. The server may reply before it has read everything."""
         with socket.create_connection((HOST, self.port), timeout=30) as connection:
             for part in parts:
                 with contextlib.suppress(ConnectionError):
@@ -74,10 +76,10 @@ class Live:
     def wait_until_ready(self) -> None:
         for _ in range(600):
             with contextlib.suppress(OSError):
-                if self.ask("GET", "/readyz").status == 200:
+                if self.request("GET", "/readyz").status == 200:
                     return
             time.sleep(0.1)
-        raise TimeoutError("the server is not ready after a minute")
+        raise TimeoutError("the server was not ready after a minute")
 
 
 def read_reply(connection: socket.socket) -> Reply:
@@ -125,6 +127,7 @@ def process(checkpoints: Sequence[Path], *flags: str, **environment: str) -> Ite
 
 @contextlib.contextmanager
 def in_thread(served: Sequence[Any], settings: Any = None) -> Iterator[Live]:
+    """Run a server in a thread; no threads may be left when it has stopped."""
     from vitreous.serving.app import Server, bind, create_app, uvicorn_config
     from vitreous.serving.settings import Settings
 

@@ -1,4 +1,4 @@
-"""Folders of images and masks, written for tests."""
+"""Writes folders of images and masks."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ CLASSES = "0 sky\n1 sea\n3 border\n"
 
 
 def ids_of(seed: int, height: int = 12, width: int = 16) -> np.ndarray:
-    """A mask with every class and some ignored pixels."""
+    """Return a mask with all classes and some ignored pixels."""
     chosen = np.random.default_rng(seed).choice([0, 1, 3, 255], (height, width)).astype(np.uint8)
     chosen[0, :3] = 0, 1, 3
     return chosen

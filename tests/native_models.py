@@ -1,4 +1,4 @@
-"""Small configs of every kind that a checkpoint folder can hold, and its tensors."""
+"""Small configs of every kind that a checkpoint folder can contain."""
 
 import dataclasses
 from pathlib import Path
@@ -12,12 +12,12 @@ from vitreous.weights.io.safetensors_file import read_tensors
 
 
 def load_state(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint folder."""
+    """Read the tensors of a checkpoint folder."""
     return read_tensors(folder / "model.safetensors")
 
 
 def thin(config: ViTConfig | ResNetConfig) -> ViTConfig | ResNetConfig:
-    """The same config, small: a few patches, two narrow layers, three named classes."""
+    """Shrink a config to a few patches, two narrow layers and three named classes."""
     if isinstance(config, ResNetConfig):
         return dataclasses.replace(
             config, image_size=(32, 48), width=32, stages=(1, 1), num_classes=3, labels=("a", "b", "c")
@@ -37,7 +37,9 @@ def thin(config: ViTConfig | ResNetConfig) -> ViTConfig | ResNetConfig:
     )
 
 
-KINDS = {repr(thin(config)): name for name, config in reversed(PRESETS.items())}  # one name for each kind of its own
+KINDS = {
+    repr(thin(config)): name for name, config in reversed(PRESETS.items())
+}  # one preset for each distinct small config
 MODELS = {name: thin(PRESETS[name]) for name in KINDS.values()}
 MODELS |= {
     type(part).__name__: dataclasses.replace(MODELS["ViT-Ti/8"], **{field: part})

@@ -1,4 +1,4 @@
-"""Imports other systems to compare with; a test whose system is missing is skipped with the reason."""
+"""Imports optional packages. Tests that need a missing package are skipped."""
 
 from types import ModuleType
 
@@ -15,7 +15,7 @@ def import_timm() -> ModuleType:
 
 
 def import_torchvision() -> ModuleType:
-    import_timm()  # makes torchvision importable whatever torch it was built for
+    import_timm()  # makes torchvision importable with any version of torch
     import torchvision.models
 
     return torchvision
@@ -31,7 +31,7 @@ def import_vit_pytorch() -> ModuleType:
 
 
 def import_transformers() -> ModuleType:
-    import_timm()  # makes torchvision importable whatever torch it was built for, and transformers looks for it
+    import_timm()  # makes torchvision, which transformers imports, importable with any version of torch
     try:
         import transformers
     except ModuleNotFoundError as missing:

@@ -1,4 +1,4 @@
-"""An independent forward pass on Paddle's layout of a ViT's tensors, without Paddle."""
+"""An independent forward pass of a ViT with tensors in Paddle's layout, without Paddle."""
 
 import pickle
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ NAMES = "StructuredToParameterName@@"
 
 @dataclass(frozen=True)
 class Layout:
-    """Names of the parts of a ViT in a Paddle system."""
+    """Names of the parts of a ViT in a Paddle library."""
 
     patch: str
     position: str
@@ -44,7 +44,7 @@ LAYOUTS = {"paddle": CLAS, "paddlevit": VIT}
 def state(
     layout: Layout, bias: bool = True, distilled: bool = False, classes: int = CLASSES, inner: int = WIDTH
 ) -> dict[str, Tensor]:
-    """Random tensors in Paddle's layout, matrices [in, out]. Patches are weak, so that eps matters."""
+    """Return random tensors in Paddle's layout (matrices [in, out]). Small patch weights make eps matter."""
     tokens = 1 + distilled
     tensors = {
         f"{layout.patch}.weight": torch.randn(WIDTH, 3, PATCH, PATCH) * 0.002,
@@ -73,7 +73,7 @@ def state(
 def reference(
     tensors: dict[str, Tensor], layout: Layout, images: Tensor, eps: float, scale: float | None = None
 ) -> Tensor:
-    """Outputs from tensors in Paddle's layout: x W + b."""
+    """Compute the outputs from tensors in Paddle's layout (x W + b)."""
 
     def linear(name: str, x: Tensor) -> Tensor:
         return x @ tensors[f"{name}.weight"] + tensors.get(f"{name}.bias", torch.zeros(()))
@@ -96,11 +96,11 @@ def reference(
         hidden = F.gelu(linear(f"{at}.mlp.fc1", norm(f"{at}.{layout.norms[1]}", x)))
         x = x + linear(f"{at}.mlp.fc2", hidden)
     x = norm(layout.norm, x)
-    answers = [
+    outputs = [
         linear(head, x[:, i]) if f"{head}.weight" in tensors else x[:, i]
         for i, head in enumerate(layout.heads[: len(prefix)])
     ]
-    return torch.stack(answers).mean(0)
+    return torch.stack(outputs).mean(0)
 
 
 def saved(tensors: dict[str, Tensor], path: Path) -> Path:

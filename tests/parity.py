@@ -1,4 +1,4 @@
-"""Comparison of a foreign model with ours: informative weights, inputs and a tolerance."""
+"""Compares the outputs of a foreign model and ours, for random weights and images."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ TOLERANCE = 2e-5
 def noisy(model: nn.Module) -> nn.Module:
     """Randomise all parameters, so that a forgotten or swapped tensor changes the outputs.
 
-    Matrices keep the scale of activations; patches are weak, so that the norms' eps matters.
+    The standard deviations roughly preserve the scale of the activations.
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -31,11 +31,11 @@ def noisy(model: nn.Module) -> nn.Module:
 def difference(
     ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], size: tuple[int, int], channels: int = 3
 ) -> float:
-    """The largest difference between two models' outputs, which must vary far more between images."""
+    """Return the largest difference between two models' outputs. The outputs must vary between images."""
     images = torch.randn(2, channels, *size) + 2 * torch.randn(2, channels, 1, 1)
     expected = theirs(images)
     spread = expected.std(0).mean().item()
-    assert 0.02 < spread < 20, f"outputs spread by {spread}: they would not tell"
+    assert 0.02 < spread < 20, f"outputs vary by {spread} between images, which is too little or too much to compare"
     found = ours(images)
     assert found.shape == expected.shape
     return (found - expected).abs().max().item()
@@ -49,7 +49,7 @@ def check_close(
 
 
 def check_identical(again: Model, model: Model) -> None:
-    """Check that config, names, dtypes and values are equal, bit by bit."""
+    """Check that configs, tensor names, dtypes and values are identical."""
     assert again.config == model.config
     ours, theirs = model.state_dict(), again.state_dict()
     assert list(ours) == list(theirs)

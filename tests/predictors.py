@@ -37,9 +37,9 @@ def random_model(name: str) -> ViT | ResNet:
 
 
 def colour_model(channels: int = 3, preprocessing: Preprocessing | None = None) -> ViT:
-    """Return a model that names the strongest colour.
+    """Return a model that predicts the strongest colour.
 
-    The patches are their mean colours, the blocks do nothing, the head reads the norm.
+    Patch embeddings are mean colours, the blocks are identities, and the head reads the normalised average.
     With one channel, the classes are "light" and "dark".
     """
     names = tuple(COLOURS) if channels == 3 else ("light", "dark")
@@ -77,7 +77,7 @@ def save(array: np.ndarray, path: Path) -> Path:
     return path
 
 
-def probabilities(answers: list[Any]) -> np.ndarray:
-    """Probabilities in class order."""
-    rows = [sorted(answer.predictions, key=lambda label: label.index) for answer in answers]
+def probabilities(results: list[Any]) -> np.ndarray:
+    """Return the probabilities in class order."""
+    rows = [sorted(result.predictions, key=lambda label: label.index) for result in results]
     return np.array([[label.probability for label in row] for row in rows])

@@ -1,4 +1,4 @@
-"""Small segmentation runs and their data."""
+"""Configs and data for small segmentation runs."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ SMALL = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 2, "num_heads":
 
 
 def segmenting(out: Path, **changes: Any) -> TrainConfig:
-    """Shapes of 16 x 16 pixels, drawn into patches of 4."""
+    """Return the config of a small run on images of 16 x 16 pixels."""
     config = TrainConfig(
         task="segment",
         data="shapes:size=16,count=48,val=12",
@@ -36,13 +36,13 @@ def segmenting(out: Path, **changes: Any) -> TrainConfig:
 def pictures(root: Path, ids: tuple[int, ...] = (1, 2, 3)) -> Path:
     """Write images with one grey level and masks with one id per half; classes.txt names the ids."""
     for index in range(24):
-        part = "train" if index < 16 else "test"
+        split = "train" if index < 16 else "test"
         for kind in ("images", "masks"):
-            (root / kind / part).mkdir(parents=True, exist_ok=True)
+            (root / kind / split).mkdir(parents=True, exist_ok=True)
         left, right = ids[index % len(ids)], ids[(index + 1) % len(ids)]
         mask = np.full((20, 24), left, np.uint8)
         mask[:, 12:] = right
-        Image.fromarray(np.stack([mask * 60] * 3, -1)).save(root / f"images/{part}/{index}.png")
-        Image.fromarray(mask).save(root / f"masks/{part}/{index}.png")
+        Image.fromarray(np.stack([mask * 60] * 3, -1)).save(root / f"images/{split}/{index}.png")
+        Image.fromarray(mask).save(root / f"masks/{split}/{index}.png")
     (root / "classes.txt").write_text("1 pet\n2 background\n3 border\n")
     return root

@@ -14,10 +14,10 @@ from vitreous.model.position import Learned1dPosition
 from vitreous.model.vit import ViT
 
 PLACE, DECOY = (1, 2), (2, 0)  # row and column of the patch that matters, and of a decoy
-CONTENT, FLAG, SIGNAL, ANCHOR = 0, 1, 2, 3  # channels of a token; the last makes the norms nearly constant
+CONTENT, FLAG, SIGNAL, ANCHOR = 0, 1, 2, 3  # channels of a token; the anchor makes the norms nearly constant
 SHOWN = 1  # the class that the patch supports
 
-# All with a grid of 3 x 4 patches of 8 x 8 pixels.
+# All have a grid of 3 x 4 patches of 8 x 8 pixels.
 KINDS: dict[str, dict[str, Any]] = {
     "class token": {},
     "registers": {"registers": 4},
@@ -31,13 +31,13 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def of_kind(small: ViTConfig, kind: str) -> ViT:
-    """A freshly initialised model in evaluation mode."""
+    """Build a newly initialised model in evaluation mode."""
     return build_vit(dataclasses.replace(small, **KINDS[kind])).eval()
 
 
 @torch.no_grad()
 def planted(small: ViTConfig, kind: str) -> ViT:
-    """A model whose first layer attends to one patch and passes on its brightness, the only input of the head."""
+    """Build a model whose first layer attends to one patch. The head uses only the brightness of this patch."""
     model = of_kind(small, kind)
     width, heads = small.width, small.num_heads
     for block in model.encoder.blocks:
@@ -72,7 +72,7 @@ def planted(small: ViTConfig, kind: str) -> ViT:
 
 
 def picture() -> Tensor:
-    """An image that is bright in the patch that matters and in the decoy, and elsewhere dark with some texture."""
+    """Return a dark image with some texture that is bright in the patch that matters and in the decoy."""
     generator = torch.Generator().manual_seed(1)
     pixels = 0.5 * torch.rand(1, 3, 24, 32, generator=generator)
     for row, column in (PLACE, DECOY):
@@ -81,6 +81,6 @@ def picture() -> Tensor:
 
 
 def peak(values: Tensor) -> tuple[int, int]:
-    """Row and column of the largest value."""
+    """Return the row and column of the largest value."""
     row, column = divmod(int(values.argmax()), values.shape[-1])
     return row, column

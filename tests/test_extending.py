@@ -134,14 +134,14 @@ def edit(file: Path, *changes: tuple[str, str]) -> None:
 
 
 def recipe(title: str) -> list[tuple[str, str]]:
-    """The python and diff blocks of a section of CONTRIBUTING.md."""
+    """Return the python and diff blocks in a section of CONTRIBUTING.md."""
     section = re.split(r"^### ", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
     [text] = [text for text in section if text.startswith(f"{title}\n")]
     return re.findall(r"```(python|diff)\n(.*?)```", text, re.DOTALL)
 
 
 def apply(tree: Path, title: str) -> str:
-    """Apply the changes of a recipe; return its blocks without a file name, to be run afterwards."""
+    """Apply a recipe; return its code blocks that have no file name, to be run afterwards."""
     script = ""
     for kind, block in recipe(title):
         first, _, rest = block.partition("\n")
@@ -172,7 +172,7 @@ RECIPES = ("Add a position embedding", "Add a checkpoint format", "Add a task", 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package with all recipes, whose examples are in examples.py, and with a new MLP, pooling and head."""
+    """Copy the package, apply all recipes, and add an MLP, pooling and head; examples.py has the examples."""
     tree = tmp_path_factory.mktemp("extended")
     package = Path(vitreous.__file__).parent
     model = shutil.copytree(package, tree / "vitreous", ignore=shutil.ignore_patterns("__pycache__")) / "model"
@@ -213,7 +213,7 @@ PARTS = [
 def run(
     tree: Path, folder: Path, commands: list[list[str]], afterwards: str = "", before: str = "INTERRUPTED = 0"
 ) -> dict[str, str]:
-    """Run commands of the extended package in one process; return the environment to run more."""
+    """Run commands of the extended package in one process; return the environment for further processes."""
     script, list_ = folder / "commands.py", folder / "commands"
     script.write_text(f"{before}\n{COMMANDS}\n{afterwards}")
     list_.write_text("\n\n".join("\n".join(words) for words in commands))
@@ -251,12 +251,12 @@ def test_a_new_family_needs_no_change_elsewhere(tree: Path, tmp_path: Path) -> N
     assert '"convnet"' in card
     assert "ConvNet" in card
     with process([Path(best)], **environment) as live:
-        [about] = live.ask("GET", "/v1/model").json["models"]
+        [about] = live.request("GET", "/v1/model").json["models"]
         assert about["architecture"] == "ConvNet"
         assert about["task"] == "classify"
-        assert live.ask("POST", "/v1/classify", image).status == 200
-        assert live.ask("POST", "/v1/embed", image).json["width"] == 64
-        assert live.ask("POST", "/v1/explain?method=rollout", image).status == 409
+        assert live.request("POST", "/v1/classify", image).status == 200
+        assert live.request("POST", "/v1/embed", image).json["width"] == 64
+        assert live.request("POST", "/v1/explain?method=rollout", image).status == 409
 
 
 def test_new_parts_work_in_every_command(tree: Path, tmp_path: Path) -> None:
@@ -278,23 +278,23 @@ def test_new_parts_work_in_every_command(tree: Path, tmp_path: Path) -> None:
     environment = run(tree, tmp_path, commands, KNOWN_LABELS)
     assert (tmp_path / "explained").exists()
     with process([Path(best)], **environment) as live:
-        [about] = live.ask("GET", "/v1/model").json["models"]
+        [about] = live.request("GET", "/v1/model").json["models"]
         assert about["position"] == "distance bias"
         image = encoded(smooth(20, 20))
-        assert live.ask("POST", "/v1/classify", image).status == 200
-        assert live.ask("POST", "/v1/embed", image).json["width"] == 32
+        assert live.request("POST", "/v1/classify", image).status == 200
+        assert live.request("POST", "/v1/embed", image).json["width"] == 32
         for method in ("relevance", "rollout", "attention", "occlusion"):
-            assert live.ask("POST", f"/v1/explain?method={method}", image).status == 200
-        session = live.ask("POST", "/v1/images", image).json["id"]
+            assert live.request("POST", f"/v1/explain?method={method}", image).status == 200
+        session = live.request("POST", "/v1/images", image).json["id"]
         for path in (
             "tour", "lens", "distance", "attention/0", "similarity/1", "map/relevance", "map/occlusion", "map/rollout",
             "map/attention", "map/pca", "faithfulness/relevance",
         ):  # fmt: skip
-            assert live.ask("GET", f"/v1/images/{session}/{path}").status == 200, path
-        shown = live.ask("GET", "/v1/position")
+            assert live.request("GET", f"/v1/images/{session}/{path}").status == 200, path
+        shown = live.request("GET", "/v1/position")
         assert shown.status == 200
         assert len(set(shown.body)) > 2  # a bias is scaled to bytes
-        assert live.ask("GET", "/v1/filters").status == 200
+        assert live.request("GET", "/v1/filters").status == 200
 
 
 UNEXPECTED = """

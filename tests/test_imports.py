@@ -1,4 +1,4 @@
-"""The import graph between packages has one direction and no cycle, and `--help` does not import torch."""
+"""Imports between packages go in one direction without cycles, and `--help` does not import torch."""
 
 import ast
 import functools
@@ -13,7 +13,7 @@ import vitreous
 
 ROOT = Path(__file__).parent.parent / "vitreous"
 
-# From the bottom up. A package may import packages of a lower line, and of its own line those to its left.
+# From bottom to top. A package may import packages from earlier lines, and those to its left on its own line.
 LAYERS = [
     ["common"],
     ["kernels", "model"],
@@ -33,7 +33,7 @@ MODULES = {
 
 @functools.cache
 def imports(module: str) -> set[tuple[str, str]]:
-    """Each (module, name) that a module imports from this package, anywhere in the file; name is "" for the module."""
+    """Return the (module, name) pairs that a module imports from this package; name is "" for a whole module."""
     found = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
@@ -47,7 +47,7 @@ def imports(module: str) -> set[tuple[str, str]]:
 
 
 def package(module: str) -> str:
-    """The top-level package of a module, e.g. weights for vitreous.weights.io.npz."""
+    """Return the top-level package of a module, e.g. weights for vitreous.weights.io.npz."""
     return module.split(".")[1] if "." in module else "__init__"
 
 

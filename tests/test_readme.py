@@ -1,4 +1,4 @@
-"""The Python examples of the documents run, and their links lead to files."""
+"""The Python examples in the documentation run, and its links are valid."""
 
 import re
 from pathlib import Path

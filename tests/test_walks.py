@@ -1,4 +1,4 @@
-"""The walks of docs/architecture.md list exactly the files that control passes through."""
+"""The walkthroughs in docs/architecture.md list exactly the files whose functions are called."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ SKIPPED = ("model/", "common/", "__init__.py")
 
 
 class Walk:
-    """Records the files of the package whose functions are called, except while modules are imported."""
+    """Records the files of the package whose functions are called, except during imports."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
@@ -56,7 +56,7 @@ class Walk:
 
 
 def documented(title: str) -> set[str]:
-    """Files of the table below a heading."""
+    """Return the files listed in the table below a heading."""
     section = GUIDE.partition(f"### {title}\n")[2].partition("\n#")[0]
     return {
         name
@@ -101,12 +101,12 @@ def test_explain(image: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_classify(image: Path, checkpoint: Path) -> None:
     walk = Walk()
-    threading.setprofile(walk)  # the server starts its threads with it
+    threading.setprofile(walk)  # also applies to the threads of the server
     try:
         with in_thread([serve_model(vitreous.load(checkpoint), device="cpu")]) as live:
-            assert live.ask("POST", "/v1/classify", image.read_bytes()).status == 200
+            assert live.request("POST", "/v1/classify", image.read_bytes()).status == 200
             walk.files.clear()
-            assert live.ask("POST", "/v1/classify", image.read_bytes()).status == 200
+            assert live.request("POST", "/v1/classify", image.read_bytes()).status == 200
             found = walk.listed()
     finally:
         threading.setprofile(None)

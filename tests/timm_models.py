@@ -1,4 +1,4 @@
-"""Small timm models of every supported kind, and a config that timm can hold."""
+"""Small timm models of every supported kind, and a config that timm can represent."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_hea
 HYBRID = {"img_size": 64, "embed_dim": 128, "depth": 2, "num_heads": 2, "mlp_ratio": 2.0}
 PLAIN = "vit_base_patch16_224"
 
-# An architecture of timm's, what is otherwise in it, and fields of our config that tell it was understood.
+# timm architecture, additional arguments, and config fields expected after loading.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "plain": (PLAIN, {}, {"num_heads": 2, "layer_scale": None}),
     "mean, then norm": (PLAIN, {"global_pool": "avg"}, {"pool": GlobalAverage("after")}),

@@ -1,4 +1,4 @@
-"""Small runs in separate processes, which start quickly because a fork server has imported torch."""
+"""Small runs in separate processes. They start quickly because a fork server has already imported torch."""
 
 import dataclasses
 import multiprocessing
@@ -19,7 +19,7 @@ SERVER.set_forkserver_preload(["vitreous.training.run", "train_runs"])
 
 
 def tiny(out: Path, **changes: Any) -> TrainConfig:
-    """A small run with all state that a resume must restore: EMA, dropout, mixup, augmentation, several epochs."""
+    """Return the config of a small run with all state that resuming must restore, e.g. EMA and augmentation."""
     config = TrainConfig(
         data="digits",
         model="ViT-Lite-6/4",
@@ -40,7 +40,7 @@ def tiny(out: Path, **changes: Any) -> TrainConfig:
 
 
 def skip_report(patch: "pytest.MonkeyPatch") -> None:
-    """Write no report and draw no plots, which take longer than these runs."""
+    """Disable reports and plots, which take longer than these runs."""
     from vitreous.training import run
 
     patch.setattr(run, "write_report", lambda folder, report: folder / "report.html")
@@ -50,16 +50,17 @@ def skip_report(patch: "pytest.MonkeyPatch") -> None:
 def start(
     config: TrainConfig, die_after: int | None = None, stop_after: int | None = None, world: Any = None
 ) -> BaseProcess:
+    """Start a run that gets SIGKILL after `die_after` steps or SIGTERM after `stop_after` steps."""
     process = SERVER.Process(target=_train, args=(config, die_after, stop_after, world))
     process.start()
     return process
 
 
 def finish(config: TrainConfig, **how: Any) -> int | None:
-    """Return the exit code of a run, or the negative number of the signal that ended it."""
+    """Wait for a run and return its exit code, which is negative if it was ended by a signal."""
     process = start(config, **how)
     process.join(300)
-    assert not process.is_alive(), "the run hangs"
+    assert not process.is_alive(), "the run did not finish in five minutes"
     return process.exitcode
 
 

@@ -32,22 +32,22 @@ def test_two_checkpoints_and_a_key(checkpoint: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sesame\n")
     with process([checkpoint, checkpoint], "--image-size", "48", "--api-key-file", str(key)) as live:
-        assert live.ask("GET", "/v1/model").code == "unauthorized"
-        answer = live.ask("GET", "/v1/model", X_API_Key="sesame").json
+        assert live.request("GET", "/v1/model").code == "unauthorized"
+        answer = live.request("GET", "/v1/model", X_API_Key="sesame").json
         assert [one["id"] for one in answer["models"]] == ["small", "small-2"]
         assert [one["name"] for one in answer["models"]] == ["small", "small"]  # without its folders
         assert {tuple(one["image_size"]) for one in answer["models"]} == {(48, 48)}
         for id in ("small", "small-2"):
             picture = encoded(smooth(50, 60))
-            output = live.ask("POST", f"/v1/classify?model={id}", picture, X_API_Key="sesame").json
+            output = live.request("POST", f"/v1/classify?model={id}", picture, X_API_Key="sesame").json
             assert output["model"] == id
 
 
 @pytest.mark.slow
 def test_the_key_may_be_an_environment_variable(checkpoint: Path) -> None:
     with process([checkpoint], VITREOUS_API_KEY="sesame") as live:
-        assert live.ask("GET", "/v1/model").status == 401
-        assert live.ask("GET", "/v1/model", Authorization="Bearer sesame").status == 200
+        assert live.request("GET", "/v1/model").status == 401
+        assert live.request("GET", "/v1/model", Authorization="Bearer sesame").status == 200
 
 
 @pytest.mark.slow

@@ -112,17 +112,17 @@ BAD: dict[str, tuple[str, str, bytes, str | None, int, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_requests(live: Live, name: str) -> None:
     method, path, body, kind, status, code = BAD[name]
-    answer = live.ask(method, path, body, kind)
+    answer = live.request(method, path, body, kind)
     assert (answer.status, answer.code) == (status, code)
 
 
 @pytest.mark.slow
 def test_decompression_bombs_take_no_memory(live: Live) -> None:
-    live.ask("POST", "/v1/classify", PNG)
+    live.request("POST", "/v1/classify", PNG)
     before = live.memory
     for path in ("/v1/classify", "/v1/embed", "/v1/explain", "/v1/images"):
         for data in (bomb(12_000), bomb(12_000, METADATA), bomb(12_000, sides(8)), WEBP_BOMB):
-            assert live.ask("POST", path, data).status == 413
+            assert live.request("POST", path, data).status == 413
     assert live.memory < before + 50
 
 
@@ -148,7 +148,7 @@ def test_an_image_may_be_sent_in_chunks(live: Live) -> None:
     head = f"POST /v1/classify HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     parts = [PNG[start : start + 700] for start in range(0, len(PNG), 700)]
     chunks = [b"%x\r\n" % len(part) + part + b"\r\n" for part in parts]
-    assert live.send(head, *chunks, b"0\r\n\r\n").json == live.ask("POST", "/v1/classify", PNG).json
+    assert live.send(head, *chunks, b"0\r\n\r\n").json == live.request("POST", "/v1/classify", PNG).json
 
 
 def test_a_too_large_content_length_is_rejected_before_the_body(live: Live) -> None:
@@ -194,7 +194,7 @@ def test_disconnecting_clients_do_not_affect_others(live: Live) -> None:
         for _ in range(10):
             with socket.create_connection((HOST, live.port)) as connection:
                 connection.sendall(data)
-    assert live.ask("POST", "/v1/classify", PNG).status == 200
+    assert live.request("POST", "/v1/classify", PNG).status == 200
 
 
 def test_pipelined_requests_are_answered_in_order(live: Live) -> None:
@@ -210,8 +210,8 @@ def test_pipelined_requests_are_answered_in_order(live: Live) -> None:
 
 
 def test_no_5xx_and_no_leak_after_all_of_these(live: Live) -> None:
-    assert live.ask("POST", "/v1/classify", JPEG, "image/jpeg").status == 200
-    figures = live.ask("GET", "/metrics").body.decode()
+    assert live.request("POST", "/v1/classify", JPEG, "image/jpeg").status == 200
+    figures = live.request("GET", "/metrics").body.decode()
     assert not [line for line in figures.splitlines() if 'status="5' in line and "/readyz" not in line]
     assert "vitreous_held_bytes 0\n" in figures
     assert "vitreous_open_requests 1\n" in figures  # this one

@@ -103,7 +103,7 @@ def test_too_many_connections(live: Live) -> None:
         for connection in held:
             connection.close()
     live.wait_until_ready()
-    assert live.ask("POST", "/v1/classify", PNG).status == 200
+    assert live.request("POST", "/v1/classify", PNG).status == 200
 
 
 # ---- Headers that are too large --------------------------------------------------------------------------------------

@@ -126,8 +126,8 @@ def test_other_websites_cannot_make_the_server_compute(live: Live, origin: str) 
 def test_requests_from_other_websites_are_accepted_with_the_key(served: list[ServedModel]) -> None:
     with in_thread(served, Settings(api_key="sesame")) as live:
         foreign = {"Origin": "https://pictures.example", "Sec_Fetch_Site": "cross-site"}
-        assert live.ask("POST", "/v1/classify", PNG, **foreign).status == 401
-        assert live.ask("POST", "/v1/classify", PNG, X_API_Key="sesame", **foreign).status == 200
+        assert live.request("POST", "/v1/classify", PNG, **foreign).status == 401
+        assert live.request("POST", "/v1/classify", PNG, X_API_Key="sesame", **foreign).status == 200
 
 
 def test_any_name_is_accepted_on_other_addresses(served: list[ServedModel]) -> None:
@@ -146,7 +146,7 @@ def test_any_name_is_accepted_with_the_key(served: list[ServedModel]) -> None:
 
 def test_errors_have_the_headers_of_all_answers(served: list[ServedModel]) -> None:
     with in_thread(served, Settings(api_key="sesame")) as live:
-        right, refused = live.ask("GET", "/v1/model", X_API_Key="sesame"), live.ask("GET", "/v1/model")
+        right, refused = live.request("GET", "/v1/model", X_API_Key="sesame"), live.request("GET", "/v1/model")
     assert (right.status, refused.status) == (200, 401)
     assert refused.headers["x-content-type-options"] == "nosniff"
     assert set(right.headers) <= set(refused.headers)
@@ -155,8 +155,8 @@ def test_errors_have_the_headers_of_all_answers(served: list[ServedModel]) -> No
 def test_an_image_sent_by_curl_is_accepted(live: Live) -> None:
     """`curl --data-binary` declares every file as a URL-encoded form."""
     kind = "application/x-www-form-urlencoded"
-    assert live.ask("POST", "/v1/classify", PNG, kind).json == live.ask("POST", "/v1/classify", PNG).json
-    assert live.ask("POST", "/v1/classify", b"image=cat", kind).code == "unsupported_type"
+    assert live.request("POST", "/v1/classify", PNG, kind).json == live.request("POST", "/v1/classify", PNG).json
+    assert live.request("POST", "/v1/classify", b"image=cat", kind).code == "unsupported_type"
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -167,11 +167,11 @@ def test_json_bodies_are_limited_to_a_megabyte(live: Live, declared: bool) -> No
     chunks = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body)
     reply = live.send(head + (length if declared else chunks) + body + (b"" if declared else b"\r\n0\r\n\r\n"))
     assert (reply.status, reply.code) == (413, "body_too_large")
-    assert live.ask("POST", "/v1/images/0/masked", b'{"patches": []}', "application/json").code == "unknown_image"
+    assert live.request("POST", "/v1/images/0/masked", b'{"patches": []}', "application/json").code == "unknown_image"
 
 
 def metric(live: Live, name: str) -> float:
-    lines = live.ask("GET", "/metrics").body.decode().splitlines()
+    lines = live.request("GET", "/metrics").body.decode().splitlines()
     return next((float(line.split()[-1]) for line in lines if line.startswith(name + " ")), 0.0)
 
 
@@ -229,7 +229,7 @@ def test_large_images_do_not_delay_small_ones(live: Live, monkeypatch: pytest.Mo
             connections.append(stack.enter_context(socket.create_connection((HOST, live.port), timeout=30)))
             connections[-1].sendall(head + large)
             wait_until(live, "vitreous_open_requests", number + 2)  # and this request
-        assert live.ask("POST", "/v1/classify", PNG).status == 200
+        assert live.request("POST", "/v1/classify", PNG).status == 200
         go_on.set()
         assert [read_reply(one).status for one in connections] == [200] * 4
 
@@ -240,7 +240,7 @@ def test_explanations_have_ten_times_the_timeout(served: list[ServedModel]) -> N
     with in_thread(served, Settings(timeout=0.1)) as live:
         hold = served[0].model.patches.register_forward_pre_hook(lambda *_: go_on.wait(30) and None)
         try:
-            reply = live.ask("POST", "/v1/images", PNG)
+            reply = live.request("POST", "/v1/images", PNG)
         finally:
             go_on.set()
             hold.remove()

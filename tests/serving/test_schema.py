@@ -23,6 +23,6 @@ def test_schemathesis_finds_no_error(checkpoint: Path, tmp_path: Path) -> None:
             "--exclude-checks", "positive_data_acceptance",  # schemathesis assumes that any bytes are a valid image
         ]  # fmt: skip
         run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-        metrics = live.ask("GET", "/metrics").body.decode()
+        metrics = live.request("GET", "/metrics").body.decode()
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert not [line for line in metrics.splitlines() if 'status="5' in line and "/readyz" not in line]

@@ -50,7 +50,7 @@ def test_an_upload_that_has_begun_is_answered(checkpoint: Path) -> None:
     with process([checkpoint]) as live, socket.create_connection((HOST, live.port), timeout=30) as connection:
         assert live.process is not None
         connection.sendall(question[:2000])
-        while "vitreous_open_requests 2\n" not in live.ask("GET", "/metrics").body.decode():  # the upload and this
+        while "vitreous_open_requests 2\n" not in live.request("GET", "/metrics").body.decode():  # the upload and this
             time.sleep(0.01)
         live.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)

@@ -21,7 +21,7 @@ def shared_hub() -> Hub:
 @pytest.fixture
 def hub(shared_hub: Hub) -> Iterator[Hub]:
     """Return the shared hub, with recorded requests and faults cleared."""
-    shared_hub.asked.clear()
+    shared_hub.requests.clear()
     yield shared_hub
     shared_hub.faults.clear()
 

@@ -59,7 +59,7 @@ def test_card_lists_twenty_labels_and_the_total() -> None:
     assert "1,000: name0, name1," in card
     assert "name19 and 980 more" in card
     assert "name20" not in card
-    assert "The 1,000 classes are not named." in model_card(ViTConfig(), "x", 1, {})
+    assert "The 1,000 classes have no labels." in model_card(ViTConfig(), "x", 1, {})
     assert "Labels" not in model_card(ViTConfig(num_classes=0), "x", 1, {})
 
 

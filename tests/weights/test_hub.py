@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from hub_server import TOKEN, Hub
-from hub_subprocess import NOT_THERE, Client, failure, files_of, settings
+from hub_subprocess import NOT_FOUND, Client, error_of, files_of, settings
 from vitreous.common.checks import BadValue
 from vitreous.model.build import build
 from vitreous.weights.hub import choose, parse
@@ -47,7 +47,7 @@ def test_names_are_parsed(source: str | Path, repository: str, revision: str | N
      "hf-hub:a/b@", "hf-hub:a/b@../main", "hf-hub:a/b@/etc", "hf-hub:a/b@x y", "hf-hub:a/b@a@b"],
 )  # fmt: skip
 def test_invalid_names_are_rejected_without_a_request(source: str) -> None:
-    with pytest.raises(BadValue, match=r"^source is 'hf-hub:.*', but must be hf-hub:[\w/.-]+( or |@ with a branch)"):
+    with pytest.raises(BadValue, match=r"^source is 'hf-hub:.*', but must be hf-hub:[\w/.-]+( or |@ .* branch)"):
         load(source)
 
 
@@ -74,8 +74,8 @@ def test_only_needed_files_are_selected(names: list[str], chosen: list[str]) -> 
     [
         (["config.json", "train.py", "sub/model.bin"], "has no weight files"),
         (["a.npz", "b.npz"], r"has 2 weight files \(a.npz, b.npz\), and none is named model.safetensors"),
-        (["model.safetensors.index.json", "model-00001-of-00002.safetensors"], "has 1 of the files .* expected 2"),
-        (["pytorch_model.bin.index.json"], "has 0 of the files .* expected at least one"),
+        (["model.safetensors.index.json", "model-00001-of-00002.safetensors"], "has 1 of .* expected 2"),
+        (["pytorch_model.bin.index.json"], "has 0 of .* expected at least one"),
     ],
 )
 def test_ambiguous_repositories_are_rejected(names: list[str], wrong: str) -> None:
@@ -90,11 +90,13 @@ def test_ambiguous_repositories_are_rejected(names: list[str], wrong: str) -> No
 def test_files_are_fetched_once(hub: Hub, client: Client, pets: Path) -> None:
     files = files_of(pets) | {"pytorch_model.bin": b"x", "modeling_vit.py": b"x", "model.onnx": b"x", "a/b.bin": b"x"}
     hub.add("me/once", files)
-    first = client.ask("load", "hf-hub:me/once")
-    assert hub.fetched() == ["README.md", "config.json", "model.safetensors"]
-    hub.asked.clear()
-    assert client.ask("load", "hf-hub:me/once") == first
-    assert [(asked.method, asked.path) for asked in hub.asked] == [("GET", "/api/models/me/once/revision/main")]
+    first = client.call("load", "hf-hub:me/once")
+    assert hub.requested_files() == ["README.md", "config.json", "model.safetensors"]
+    hub.requests.clear()
+    assert client.call("load", "hf-hub:me/once") == first
+    assert [(request.method, request.path) for request in hub.requests] == [
+        ("GET", "/api/models/me/once/revision/main")
+    ]
 
 
 @pytest.mark.slow
@@ -112,9 +114,9 @@ def test_shards_and_pickles_are_loaded(hub: Hub, client: Client, pets: Path, tmp
     shards = {file.name: file.read_bytes() for file in tmp_path.glob("model-*")}
     hub.add("me/sharded", shards | {"config.json": config, "model.safetensors.index.json": index})
     hub.add("me/pickled", {"config.json": config, "pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()})
-    right = client.ask("load", str(tmp_path / "foreign"))["logits"]
-    assert client.ask("load", "hf-hub:me/sharded")["logits"] == right
-    assert client.ask("load", "hf-hub:me/pickled")["logits"] == right
+    right = client.call("load", str(tmp_path / "foreign"))["logits"]
+    assert client.call("load", "hf-hub:me/sharded")["logits"] == right
+    assert client.call("load", "hf-hub:me/pickled")["logits"] == right
 
 
 def test_revision_is_fetched(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
@@ -125,17 +127,17 @@ def test_revision_is_fetched(hub: Hub, client: Client, pets: Path, tmp_path: Pat
         model.head.bias += 1
     save(model, tmp_path / "new")
     new = hub.add("me/versions", files_of(tmp_path / "new"))
-    here = {commit: client.ask("load", str(path))["logits"] for commit, path in ((old, pets), (new, tmp_path / "new"))}
+    here = {commit: client.call("load", str(path))["logits"] for commit, path in ((old, pets), (new, tmp_path / "new"))}
     assert here[old] != here[new]
     for revision, commit in (("", new), ("@main", new), ("@v1.0", old), (f"@{old}", old), (f"@{new}", new)):
-        found = client.ask("load", f"hf-hub:me/versions{revision}")
+        found = client.call("load", f"hf-hub:me/versions{revision}")
         assert found["logits"] == here[commit], revision
         assert found["provenance"]["commit"] == commit
     with torch.no_grad():
         model.head.bias += 1
     save(model, tmp_path / "newer")
     newer = hub.add("me/versions", files_of(tmp_path / "newer"))
-    assert client.ask("load", "hf-hub:me/versions")["provenance"]["commit"] == newer  # main has changed since
+    assert client.call("load", "hf-hub:me/versions")["provenance"]["commit"] == newer  # main has changed since
 
 
 # ---- Token and offline use -------------------------------------------------------------------------------------------
@@ -143,34 +145,34 @@ def test_revision_is_fetched(hub: Hub, client: Client, pets: Path, tmp_path: Pat
 
 def test_token_is_sent_only_to_the_hub(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     hub.add("me/secret", files_of(pets), private=True)
-    client.ask("load", "hf-hub:me/secret", token=TOKEN)
+    client.call("load", "hf-hub:me/secret", token=TOKEN)
     save(build(load(pets).config), tmp_path / "other")
-    client.ask("push", str(tmp_path / "other"), str(tmp_path / "sent"), "me/other", token=TOKEN)
-    assert {(asked.server, asked.token) for asked in hub.asked} == {("hub", TOKEN), ("store", None)}
-    assert {asked.method for asked in hub.asked if asked.server == "store"} == {"GET", "PUT"}
-    hub.asked.clear()
-    assert NOT_THERE in failure(client, "load", "hf-hub:me/secret")
-    assert {asked.token for asked in hub.asked} == {None}
+    client.call("push", str(tmp_path / "other"), str(tmp_path / "sent"), "me/other", token=TOKEN)
+    assert {(request.server, request.token) for request in hub.requests} == {("hub", TOKEN), ("store", None)}
+    assert {request.method for request in hub.requests if request.server == "store"} == {"GET", "PUT"}
+    hub.requests.clear()
+    assert NOT_FOUND in error_of(client, "load", "hf-hub:me/secret")
+    assert {request.token for request in hub.requests} == {None}
 
 
 def test_cache_is_used_without_a_network(
     hub: Hub, client: Client, offline: Client, home: Path, pets: Path, tmp_path: Path
 ) -> None:
     commit = hub.add("me/kept", files_of(pets))
-    online = client.ask("load", "hf-hub:me/kept")
-    hub.asked.clear()
+    online = client.call("load", "hf-hub:me/kept")
+    hub.requests.clear()
     for revision in ("", "@main", f"@{commit}"):
-        assert offline.ask("load", f"hf-hub:me/kept{revision}") == online
+        assert offline.call("load", f"hf-hub:me/kept{revision}") == online
     never = f"OSError: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE is set: "
-    assert failure(offline, "load", "hf-hub:me/never") == f"{never}unset it to download the model"
-    line = failure(offline, "push", str(pets), str(tmp_path / "x"), "me/x", token=TOKEN)
-    assert line == "OSError: cannot push to me/x because HF_HUB_OFFLINE is set: unset it"
+    assert error_of(offline, "load", "hf-hub:me/never") == f"{never}unset it to download the model"
+    line = error_of(offline, "push", str(pets), str(tmp_path / "x"), "me/x", token=TOKEN)
+    assert line.startswith("OSError: cannot push to me/x because HF_HUB_OFFLINE is set")
     assert not (tmp_path / "x").exists()
     next((home / "hub" / "models--me--kept").rglob("model.safetensors")).unlink()
-    assert failure(offline, "load", "hf-hub:me/kept").startswith(
+    assert error_of(offline, "load", "hf-hub:me/kept").startswith(
         "OSError: the cached copy of hf-hub:me/kept is incomplete"
     )
-    assert not hub.asked
+    assert not hub.requests
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------
@@ -179,13 +181,13 @@ def test_cache_is_used_without_a_network(
 @pytest.mark.slow
 def test_every_command_accepts_a_hub_name(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     commit = hub.add("me/cli", files_of(pets))
-    info = json.loads(client.ask("command", "info", "hf-hub:me/cli", "--json")["out"])
+    info = json.loads(client.call("command", "info", "hf-hub:me/cli", "--json")["out"])
     assert info["provenance"]["commit"] == commit
     assert info["config"]["labels"] == ["cat", "dog", "owl"]
-    result = client.ask("command", "predict", "hf-hub:me/cli", str(picture(tmp_path)), "--json", "--device", "cpu")
+    result = client.call("command", "predict", "hf-hub:me/cli", str(picture(tmp_path)), "--json", "--device", "cpu")
     assert result["status"] == 0
     assert json.loads(result["out"])["predictions"][0]["label"] in ("cat", "dog", "owl")
-    begun = client.ask("initial", "--data", "digits", "--init", "hf-hub:me/cli", "--batch-size", "auto")
+    begun = client.call("initial_provenance", "--data", "digits", "--init", "hf-hub:me/cli", "--batch-size", "auto")
     assert (begun["repository"], begun["commit"]) == ("me/cli", commit)
 
 
@@ -197,7 +199,7 @@ def picture(folder: Path) -> Path:
 @pytest.mark.slow
 def test_command_line_error_is_one_line(hub: Hub, client: Client, home: Path) -> None:
     for arguments, status in ((["info", "hf-hub:foo"], 2), (["predict", "hf-hub:no/such", "x.png"], 1)):
-        result = client.ask("command", *arguments)
+        result = client.call("command", *arguments)
         assert result["status"] == status
         assert result["errors"].startswith("vitreous: ")
         assert result["errors"].count("\n") == 1
@@ -208,4 +210,4 @@ def test_command_line_error_is_one_line(hub: Hub, client: Client, home: Path) ->
         text=True,
     )
     assert (real.returncode, real.stdout) == (1, "")
-    assert real.stderr == f"vitreous: hf-hub:no/such: {hub.url}/no/such does not exist or is private: {NOT_THERE}\n"
+    assert real.stderr == f"vitreous: hf-hub:no/such: {hub.url}/no/such does not exist or is private: {NOT_FOUND}\n"

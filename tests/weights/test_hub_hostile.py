@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from huggingface_hub import constants
 
-from hostile_hub import COMMIT, REPOSITORY, TOKEN, HostileHub, git_sum, response, start, use
+from hostile_hub import COMMIT, REPOSITORY, TOKEN, HostileHub, git_hash, response, start, use
 from vitreous.common import hub_client
 from vitreous.weights.hub import download
 
@@ -78,7 +78,7 @@ TRAVERSALS = [
 def test_etag_cannot_be_a_path(hub: HostileHub, tmp_path: Path, header: str, etag: str) -> None:
     (tmp_path / "home" / "victim").write_bytes(b"{}")
     before = {path: content for path, content in everything(tmp_path).items() if "cache" not in path.parts}
-    hub.answers["head"] = head(**{header: etag})
+    hub.responses["head"] = head(**{header: etag})
     with pytest.raises(OSError, match=r"(ETag|Etag): .*expected only letters"):
         download(HUB)
     after = {path: content for path, content in everything(tmp_path).items() if "cache" not in path.parts}
@@ -98,7 +98,7 @@ def test_wrong_checksum_removes_nothing_outside_the_cache(hub: HostileHub, tmp_p
     blob.symlink_to(victim)
     right = hub.listing()
     wrong = right.replace(hashlib.sha1(b"blob 2\0{}").hexdigest().encode(), b"0" * 40)
-    hub.answers["listing"] = lambda _: [response(wrong, {})]
+    hub.responses["listing"] = lambda _: [response(wrong, {})]
     with pytest.raises(OSError, match="checksum mismatch"):
         download(HUB)
     assert victim.read_bytes() == b"{}"
@@ -122,12 +122,12 @@ def test_only_cached_blobs_are_removed(tmp_path: Path) -> None:
 
 
 def test_all_downloaded_files_are_verified_even_if_one_fails(hub: HostileHub) -> None:
-    right = {name: {"rfilename": name, "size": len(body), "blobId": git_sum(body)} for name, body in hub.files.items()}
+    right = {name: {"rfilename": name, "size": len(body), "blobId": git_hash(body)} for name, body in hub.files.items()}
     wrong = [entry | {"blobId": "0" * 40} for entry in right.values()]
-    hub.answers["listing"] = lambda _: [response(hub.listing(siblings=wrong), {})]
+    hub.responses["listing"] = lambda _: [response(hub.listing(siblings=wrong), {})]
     with pytest.raises(OSError, match="checksum mismatch"):
         download(HUB)
-    del hub.answers["listing"]
+    del hub.responses["listing"]
     hub.requests.clear()
     download(HUB)  # this would not fetch files that were kept
     assert sum(request.startswith("GET /eve") for _, request, _ in hub.requests) == len(right)
@@ -135,11 +135,11 @@ def test_all_downloaded_files_are_verified_even_if_one_fails(hub: HostileHub) ->
 
 @pytest.mark.parametrize("commit", ["../../../../victim", "main", "A" * 40, "a" * 39, "a" * 40 + "/x", 5, None])
 def test_commit_cannot_be_a_path(hub: HostileHub, tmp_path: Path, commit: object) -> None:
-    hub.answers["listing"] = lambda _: [response(hub.listing(sha=commit), {})]
+    hub.responses["listing"] = lambda _: [response(hub.listing(sha=commit), {})]
     with pytest.raises(OSError, match="40 hex digits"):
         download(HUB)
-    del hub.answers["listing"]
-    hub.answers["head"] = head(X_Repo_Commit=str(commit))
+    del hub.responses["listing"]
+    hub.responses["head"] = head(X_Repo_Commit=str(commit))
     with pytest.raises(OSError, match="40 hex digits"):
         download(HUB)
     assert not list(tmp_path.rglob("config.json"))
@@ -147,7 +147,7 @@ def test_commit_cannot_be_a_path(hub: HostileHub, tmp_path: Path, commit: object
 
 @pytest.mark.parametrize("name", ["..\\x.npz", "\0.npz", "C:x.npz", "\x1b[2J.npz", "x\n.npz", "\ud800.npz"])
 def test_listed_file_name_cannot_be_a_path(hub: HostileHub, name: str) -> None:
-    hub.answers["listing"] = lambda _: [response(hub.listing(siblings=[{"rfilename": name, "size": 1}]), {})]
+    hub.responses["listing"] = lambda _: [response(hub.listing(siblings=[{"rfilename": name, "size": 1}]), {})]
     with pytest.raises(OSError, match="is not a valid file name"):
         download(HUB)
     assert [method for _, method, _ in hub.requests] == [f"GET /api/models/{REPOSITORY}/revision/main"]
@@ -160,7 +160,7 @@ def test_listed_file_name_cannot_be_a_path(hub: HostileHub, name: str) -> None:
 @pytest.mark.parametrize("kind", ["listing", "head", "file"])
 def test_redirects_to_other_schemes_are_rejected(hub: HostileHub, kind: str, location: str) -> None:
     redirect = response(b"", {"Location": location, "ETag": '"e"', "X-Repo-Commit": COMMIT}, status="302 Found")
-    hub.answers[kind] = lambda _: [redirect]
+    hub.responses[kind] = lambda _: [redirect]
     with pytest.raises(OSError, match="not allowed"):
         download(HUB)
 
@@ -168,7 +168,7 @@ def test_redirects_to_other_schemes_are_rejected(hub: HostileHub, kind: str, loc
 @pytest.mark.parametrize("kind", ["listing", "head", "file"])
 def test_redirect_loops_are_aborted(hub: HostileHub, kind: str) -> None:
     headers = {"ETag": '"e"', "X-Repo-Commit": COMMIT}
-    hub.answers[kind] = lambda name: [
+    hub.responses[kind] = lambda name: [
         response(
             b"", headers | {"Location": f"/api/models/{name}" if kind == "listing" else f"/x/{name}"}, status="302 F"
         )
@@ -179,7 +179,7 @@ def test_redirect_loops_are_aborted(hub: HostileHub, kind: str) -> None:
 
 
 def test_listing_redirect_to_another_host_is_rejected(hub: HostileHub) -> None:
-    hub.answers["listing"] = lambda _: [response(b"", {"Location": f"{hub.elsewhere}/api/x"}, status="302 Found")]
+    hub.responses["listing"] = lambda _: [response(b"", {"Location": f"{hub.other_host}/api/x"}, status="302 Found")]
     with pytest.raises(OSError, match="not allowed"):
         download(HUB)
     assert {host for host, _, _ in hub.requests} == {"hub"}
@@ -190,7 +190,7 @@ def test_token_is_sent_only_to_the_hub(hub: HostileHub, monkeypatch: pytest.Monk
 
     def redirect(name: str) -> Iterable[bytes]:
         headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT, "X-Linked-Size": str(len(hub.files[name]))}
-        return [response(b"", headers | {"Location": f"{hub.elsewhere}/hop/{name}"}, False, "302 Found")]
+        return [response(b"", headers | {"Location": f"{hub.other_host}/hop/{name}"}, False, "302 Found")]
 
     def hop(name: str) -> Iterable[bytes]:  # then redirect to the hub's port under another host name
         if hub.requests[-1][1] == f"GET /hop/{name}":
@@ -198,10 +198,10 @@ def test_token_is_sent_only_to_the_hub(hub: HostileHub, monkeypatch: pytest.Monk
             return [response(b"", {"Location": f"{there}/there/{name}"}, status="302 Found")]
         return [response(hub.files[name], {})]
 
-    hub.answers |= {"head": redirect, "file": hop}
+    hub.responses |= {"head": redirect, "file": hop}
     download(HUB)
     seen = {(host, request.split("/")[1] in ("hop", "there")): token for host, request, token in hub.requests}
-    assert seen == {("hub", False): f"Bearer {TOKEN}", ("elsewhere", True): None, ("hub", True): None}
+    assert seen == {("hub", False): f"Bearer {TOKEN}", ("other_host", True): None, ("hub", True): None}
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_oversized_listing_is_rejected(
     hub: HostileHub, monkeypatch: pytest.MonkeyPatch, reply: Callable[[str], Iterable[bytes]]
 ) -> None:
     monkeypatch.setattr("vitreous.common.hub_client.MAX_METADATA_BYTES", 1 << 19)
-    hub.answers["listing"] = reply
+    hub.responses["listing"] = reply
     with pytest.raises(
         OSError, match=r"the response to GET http://127.0.0.1:\d+/api/models/eve/model\S* (exceeds|has)"
     ):
@@ -297,7 +297,7 @@ def test_oversized_listing_is_rejected(
 def test_slow_response_is_aborted(
     hub: HostileHub, short_timeouts: None, kind: str, reply: Callable[[str], Iterable[bytes]]
 ) -> None:
-    hub.answers[kind] = reply
+    hub.responses[kind] = reply
     with pytest.raises(OSError, match=r"127\.0\.0\.1:\d+"):
         download(HUB)
 
@@ -310,17 +310,17 @@ def test_slow_response_is_aborted(
     ],
 )
 def test_file_larger_than_listed_is_rejected(hub: HostileHub, reply: Callable[[str], Iterable[bytes]]) -> None:
-    hub.answers["file"] = reply
+    hub.responses["file"] = reply
     with pytest.raises(OSError, match=r"the response to GET http://127.0.0.1:\d+/\S+/(config.json|model.safetensors) "):
         download(HUB)
     assert hub.sent < 1 << 24
 
 
 def test_size_that_differs_from_the_listing_is_rejected(hub: HostileHub) -> None:
-    hub.answers["head"] = head(X_Linked_Size=str(1 << 50))
+    hub.responses["head"] = head(X_Linked_Size=str(1 << 50))
     with pytest.raises(OSError, match=r"has a size of 1,125,899,906,842,624 bytes, but the Hub lists"):
         download(HUB)
-    hub.answers["listing"] = lambda _: [response(hub.listing(siblings=[{"rfilename": "x.npz"}]), {})]
+    hub.responses["listing"] = lambda _: [response(hub.listing(siblings=[{"rfilename": "x.npz"}]), {})]
     with pytest.raises(OSError, match=r"x.npz .* 1,125,899,906.8 MB"):
         download(HUB)
 
@@ -335,7 +335,7 @@ def test_repeatedly_broken_connections_are_aborted_as_too_slow(
     def broken(_: str) -> Iterable[bytes]:
         return [response(b"x" * 10, {"Content-Length": "100000"})]
 
-    hub.answers["file"] = broken
+    hub.responses["file"] = broken
     with pytest.raises(OSError, match=r"eve/model is too slow: \d+ bytes in \d+ s"):
         download(HUB)
 
@@ -352,20 +352,20 @@ def test_slow_but_valid_download_succeeds(hub: HostileHub, monkeypatch: pytest.M
             time.sleep(0.05)
             yield content[i : i + 5_000]
 
-    hub.answers["file"] = slow
+    hub.responses["file"] = slow
     folder = download(HUB).folder
     assert (folder / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
 
 
 @pytest.mark.parametrize("header", [{"Retry-After": "99999999"}, {"RateLimit": '"api";r=0;t=99999999'}])
 def test_long_retry_after_is_not_awaited(hub: HostileHub, header: dict[str, str]) -> None:
-    hub.answers["file"] = lambda _: [response(b"", header, status="429 Too Many Requests")]
+    hub.responses["file"] = lambda _: [response(b"", header, status="429 Too Many Requests")]
     with pytest.raises(OSError, match="requests a retry after 99,999,999 s"):
         download(HUB)
 
 
 def test_control_characters_do_not_reach_the_terminal(hub: HostileHub) -> None:
-    hub.answers["listing"] = lambda _: [response(b'{"error": "\x1b[2J"}', {}, status="500 Error")]
+    hub.responses["listing"] = lambda _: [response(b'{"error": "\x1b[2J"}', {}, status="500 Error")]
     with pytest.raises(OSError, match="500") as caught:
         download(HUB)
     assert str(caught.value).isprintable()

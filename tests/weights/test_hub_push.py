@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from hub_server import TOKEN, Hub
-from hub_subprocess import Client, failure, files_of
+from hub_subprocess import Client, error_of, files_of
 from vitreous.model.presets import create
 from vitreous.weights.load import load, save
 
 
 def test_pushed_model_loads_bit_identically(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
-    before = client.ask("load", str(pets))
-    assert not hub.asked  # saving a local checkpoint sends no requests
-    client.ask("push", str(pets), str(tmp_path / "sent"), "me/pets", token=TOKEN)
+    before = client.call("load", str(pets))
+    assert not hub.requests  # saving a local checkpoint sends no requests
+    client.call("push", str(pets), str(tmp_path / "sent"), "me/pets", token=TOKEN)
     commit = hub.repositories["me/pets"].branches["main"]
     sent = hub.repositories["me/pets"].commits[commit]
     assert sent.keys() == {".gitattributes", "config.json", "model.safetensors", "README.md"}
@@ -24,17 +24,17 @@ def test_pushed_model_loads_bit_identically(hub: Hub, client: Client, pets: Path
     assert front | {"| top1 | 0.75 |"} < set(card.splitlines())
     assert 'vitreous.load("hf-hub:me/pets")' in card
 
-    after = client.ask("load", "hf-hub:me/pets")
+    after = client.call("load", "hf-hub:me/pets")
     assert (after["logits"], after["config"]) == (before["logits"], before["config"])
     assert after["provenance"] == before["provenance"] | {"repository": "me/pets", "commit": commit}
 
 
 def test_repository_is_recorded_in_the_next_checkpoint(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
     first = hub.add("me/first", files_of(pets))
-    client.ask("push", "hf-hub:me/first", str(tmp_path / "next"), "me/second", token=TOKEN)
+    client.call("push", "hf-hub:me/first", str(tmp_path / "next"), "me/second", token=TOKEN)
     record = json.loads((tmp_path / "next" / "config.json").read_text())["provenance"]
     assert (record["repository"], record["commit"], record["license"]) == ("me/first", first, "mit")
-    second = client.ask("load", "hf-hub:me/second")["provenance"]
+    second = client.call("load", "hf-hub:me/second")["provenance"]
     assert (second["repository"], second["earlier"]) == ("me/second", [f"me/first@{first}"])
 
 
@@ -51,13 +51,13 @@ def test_foreign_formats_are_pushed_and_loaded(
     hub: Hub, client: Client, pets: Path, tmp_path: Path, format: str, target: str, library: str, files: set[str]
 ) -> None:
     name = f"me/{format}-{target}"
-    client.ask("push", str(pets), str(tmp_path / target), name, format=format, lossy=True, token=TOKEN)
+    client.call("push", str(pets), str(tmp_path / target), name, format=format, lossy=True, token=TOKEN)
     commit = hub.repositories[name].branches["main"]
     sent = hub.repositories[name].commits[commit]
     assert sent.keys() == files | {"README.md", ".gitattributes"}
     assert f'library_name: "{library}"' in sent["README.md"].decode()
-    there = client.ask("load", f"hf-hub:{name}")
-    here = client.ask("load", str(tmp_path / target))
+    there = client.call("load", f"hf-hub:{name}")
+    here = client.call("load", str(tmp_path / target))
     assert (there["logits"], there["config"]) == (here["logits"], here["config"])
     expected = {"repository": name, "commit": commit, "license": "mit"}
     del here["provenance"]["file"]
@@ -68,21 +68,21 @@ def test_push_errors_are_one_line(hub: Hub, client: Client, pets: Path, tmp_path
     hub.add("me/full", {"model.safetensors": b"x", "config.json": b"{}"})
 
     def error_for(push_to: str, target: str = "out", token: str | None = TOKEN, **options: Any) -> str:
-        return failure(client, "push", str(pets), str(tmp_path / target), push_to, token=token, **options)
+        return error_of(client, "push", str(pets), str(tmp_path / target), push_to, token=token, **options)
 
     for wrong in ("pets", "../pets", "me/pets@v1", "", "me/a/b"):
         assert error_for(wrong) == f"BadValue: push_to is {wrong!r}, but must be owner/name"
     assert not (tmp_path / "out").exists()
-    assert not hub.asked
+    assert not hub.requests
     written = f"OSError: {tmp_path}/out was saved but not pushed to {hub.url}"
     for place, token in (("me/new", None), ("others/new", TOKEN)):
         assert error_for(place, token=token) == (
             f"{written}/{place}: a token with write access is required: log in with `hf auth login`, or set HF_TOKEN"
         )
     assert load(tmp_path / "out").config == load(pets).config
-    message = "it contains config.json, which would be loaded with this model"
+    message = "contains config.json, which would interfere"
     assert message in error_for("me/full", "x.npz", format="google", lossy=True)
     hub.faults["upload"] = "403"
     save(create("ViT-Ti/16", overrides={"depth": 1, "width": 64, "num_heads": 1}), tmp_path / "fresh")
-    line = failure(client, "push", str(tmp_path / "fresh"), str(tmp_path / "out"), "me/new", token=TOKEN)
-    assert line == f"{written}/me/new: HTTP status 403: the store is full"
+    line = error_of(client, "push", str(tmp_path / "fresh"), str(tmp_path / "out"), "me/new", token=TOKEN)
+    assert line == f"{written}/me/new: HTTP status 403: Storage is full"

@@ -187,7 +187,7 @@ CASES: list[tuple[Maker, str]] = [
     (with_tensors(pos_embed=torch.zeros(0, 5, 8)), r"pos_embed must have .*got shape \[0, 5, 8\]"),
     (narrow_numbers, r"cls is float8_e4m3fn"),
     (token_without_dimensions, r"cls_token must have 2 dimensions, got shape \[\]"),
-    (empty_with_overflowing_stride, r"cls_token has .*shape"),
+    (empty_with_overflowing_stride, r"cls_token has .*invalid shape"),
     (edited("huggingface", layer_norm_eps=10**400), r"layer_norm_eps must be a number, got 1000"),
     (edited("huggingface", image_mean=[10**400] * 3), r"image_mean must be a list of numbers"),
     (edited("huggingface", rescale_factor=float("nan")), r"rescale_factor must be .*got nan"),

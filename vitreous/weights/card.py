@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitreous.common.text import single_spaced
+from vitreous.model.centre_crop import scaled
 from vitreous.model.presets import PRESETS
 from vitreous.model.protocol import ModelConfig
 
@@ -34,7 +35,7 @@ def model_card(
     source: str = ".",
     library: str = "vitreous",
 ) -> str:
-    """Write the card. `provenance` may contain `license`, `metrics` (numbers by name) and any other records.
+    """Return the card as Markdown. `provenance` may contain `license`, `metrics` (numbers by name) and other entries.
 
     `source` is the argument of `vitreous.load` in the examples; `library` is the library that loads the files.
     """
@@ -53,7 +54,7 @@ def model_card(
 
 
 def front_matter(config: ModelConfig, provenance: Mapping[str, Any], library: str = "vitreous") -> str:
-    """Write the YAML front matter. JSON values are valid YAML."""
+    """Return the YAML front matter. Values are written as JSON, which is valid YAML."""
     fields: dict[str, Any] = {
         "library_name": library,
         "pipeline_tag": PIPELINE_TAGS[config.task],
@@ -65,7 +66,7 @@ def front_matter(config: ModelConfig, provenance: Mapping[str, Any], library: st
 
 
 def title(config: ModelConfig) -> str:
-    """Return the name of the preset with the same architecture (ViT-B/16), or a summary of the architecture."""
+    """Return the name of the preset with the same architecture (e.g. ViT-B/16), or a summary of the architecture."""
 
     def shape(config: ModelConfig) -> dict[str, Any]:
         return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in NOT_NAMED}
@@ -110,9 +111,9 @@ def _usage(config: ModelConfig, source: str) -> str:
             f"vitreous predict {source} image.jpg --out segmented/",
         ),
     }[config.task]
-    where = "In this folder, or with its path instead of the dot, after" if source == "." else "After"
+    where = ", in this folder (elsewhere, replace the dot with its path)" if source == "." else ""
     return (
-        f"## Usage\n\n{where} `pip install vitreous`:\n\n```python\nimport vitreous\n\n"
+        f"## Usage\n\nRun `pip install vitreous`, then{where}:\n\n```python\nimport vitreous\n\n"
         f'model = vitreous.load("{source}")\nprint(vitreous.{call})\n```\n\n```sh\n{shell}\n```'
     )
 
@@ -121,19 +122,19 @@ def _labels(labels: Sequence[str], num_classes: int) -> str:
     if not num_classes:
         return ""
     if not labels:
-        return f"## Labels\n\nThe {num_classes:,} classes are not named."
+        return f"## Labels\n\nThe {num_classes:,} classes have no labels."
     more = f" and {len(labels) - SHOWN_LABELS:,} more" if len(labels) > SHOWN_LABELS else ""
     return f"## Labels\n\n{len(labels):,}: {', '.join(plain(label, 40) for label in labels[:SHOWN_LABELS])}{more}"
 
 
 def _preprocessing(config: ModelConfig) -> str:
     how, (height, width) = config.preprocessing, config.image_size
-    size, fraction = f"{height} x {width} pixels", f"{how.crop_fraction:g}"
+    size, larger = f"{height} x {width} pixels", "{} x {} pixels".format(*scaled(config.image_size, how))
     fit = {
         "squash": f"to {size}, ignoring the aspect ratio",
-        "squash-crop": f"ignoring the aspect ratio, then cropped to the central {size} ({fraction} of each side)",
-        "pad": f"until the longer side is {fraction} of {size}, then padded with the mean colour",
-        "crop": f"and cropped to the central {size} ({fraction} of the side that is cropped less)",
+        "squash-crop": f"to {larger}, ignoring the aspect ratio, then cropped to the central {size}",
+        "pad": f"to fit {larger}, keeping the aspect ratio, then cropped or padded (mean colour) to {size}",
+        "crop": f"to cover {larger}, keeping the aspect ratio, then cropped to the central {size}",
     }[how.fit]
     if config.task == "segment":
         fit = f"to cover {size}, keeping the aspect ratio, then split into overlapping windows of that size"

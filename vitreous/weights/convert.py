@@ -30,9 +30,9 @@ class Conversion:
 
     path: Path  # the written file or folder
     provenance: dict[str, Any]  # origin of the source, assumptions and ignored tensors
-    losses: list[str]  # numeric differences that `lossy` accepted
+    losses: list[str]  # numeric differences accepted by `lossy`
     remarks: list[str]  # differences too small to need `lossy`
-    not_kept: list[str]  # config fields that the written checkpoint does not state
+    not_kept: list[str]  # config fields that the written checkpoint does not preserve
     differences: list[Difference]  # between the two models after each stage; empty for models other than ViT
 
 
@@ -52,11 +52,11 @@ def convert(
     target: A folder, or a file whose suffix selects the file type: .safetensors, .pth, .npz, .pdparams.
     to: The format to write, e.g. "vitreous", "timm", "huggingface", "google".
     format, image_size, num_classes, overrides: Options for reading the source, as in `vitreous.load`.
-    lossy: Write the model even if the other library computes differently with the same weights.
+    lossy: Write the model even if the other library computes different outputs with the same weights.
     """
     target = Path(target)
     if target.exists() and os.path.exists(source) and target.samefile(source):
-        raise ValueError(f"{target} is both source and target; choose another target")
+        raise ValueError(f"{target} is both the source and the target; choose another target")
     model = load(source, format, image_size, num_classes, overrides)
     save(model, target, to, lossy=lossy)
     provenance, losses, remarks = provenance_of(model), [], []
@@ -73,7 +73,7 @@ def convert(
 
 
 def _read_back(target: Path, to: str, config: ViTConfig) -> tuple[ViT, list[str]]:
-    """Load the written checkpoint; return the model and the config fields that the checkpoint does not state."""
+    """Load the written checkpoint; return the model and the config fields that the checkpoint does not preserve."""
     known = {"num_heads": config.num_heads, "image_size": config.image_size}
     try:
         model, not_kept = load(target, to), []

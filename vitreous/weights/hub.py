@@ -1,8 +1,8 @@
 """Downloads models from and uploads them to the Hugging Face Hub: `hf-hub:owner/name[@revision]`.
 
 huggingface_hub downloads to its cache and reads its usual settings: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
-Only the files needed for loading are downloaded and verified by checksum. The cache folder is then loaded like any
-other. The cache is also used offline.
+Only the files needed for loading are downloaded, and each is verified by checksum. The cached snapshot is then loaded
+like any other folder. Cached snapshots can also be loaded offline.
 """
 
 import re
@@ -69,12 +69,12 @@ def parse(source: str | Path) -> Name:
     if not is_repository(repository):
         fail("source", text, f"{PREFIX}owner/name or {PREFIX}owner/name@revision")
     if at and (not re.fullmatch(r"\w[\w.+/-]*", revision) or ".." in revision):
-        fail("source", text, f"{PREFIX}{repository} or {PREFIX}{repository}@ with a branch, tag or commit")
+        fail("source", text, f"{PREFIX}{repository} or {PREFIX}{repository}@ followed by a branch, tag or commit")
     return Name(repository, revision or None)
 
 
 def is_repository(text: str) -> bool:
-    """Return True for a valid Hub `owner/name`."""
+    """Return True if the text is a valid name of a Hub repository (`owner/name`)."""
     part = r"[A-Za-z0-9_]([\w.-]*\w)?"
     unusable = "--" in text or ".." in text or text.endswith(".git") or len(text) > 96
     return re.fullmatch(f"{part}/{part}", text, re.ASCII) is not None and not unusable
@@ -108,7 +108,7 @@ def _shards(names: Collection[str], index: str) -> list[str]:
     matches = [match for name in names if (match := re.fullmatch(rf"{stem}-\d+-of-(\d+)\.{suffix}", name))]
     if not matches or len(matches) != int(matches[0][1]):
         expected = int(matches[0][1]) if matches else "at least one"
-        raise BadCheckpoint(f"has {len(matches)} of the files listed in {index}; expected {expected}")
+        raise BadCheckpoint(f"has {len(matches)} of the shards listed in {index}; expected {expected}")
     return sorted(match[0] for match in matches)
 
 
@@ -186,18 +186,18 @@ def _offline(name: Name, cached: Path | None, reason: str) -> Snapshot:
 
 
 def _check_sizes(name: Name, files: list[Any]) -> None:
-    """Raise if a file size in the Hub listing is invalid or too large, before downloading anything."""
+    """Raise if a size in the Hub listing is invalid or too large, or if there is too little free disk space."""
     from vitreous.common.hub_client import check_space
 
     for file in files:
         if not (file.size is None or (type(file.size) is int and file.size >= 0)):
             raise BadCheckpoint(f"{name}: the size of {file.rfilename} must be a number of bytes, got {file.size!r}")
         if file.rfilename.endswith((".json", ".md")) and (file.size or 0) > MAX_JSON_BYTES:
-            limit = f"at most {MAX_JSON_BYTES:,} are allowed"
-            raise BadCheckpoint(f"{name}: {file.rfilename} has {file.size:,} bytes; {limit}")
+            raise BadCheckpoint(f"{name}: {file.rfilename} is {file.size:,} bytes; the maximum is {MAX_JSON_BYTES:,}")
     needed = sum(file.size or 0 for file in files)
     if needed > MAX_BYTES:
-        raise BadCheckpoint(f"{name} has {needed / 1e9:,.1f} GB; at most {MAX_BYTES / 1e9:,.1f} GB are allowed")
+        limit = f"the maximum is {MAX_BYTES / 1e9:,.1f} GB"
+        raise BadCheckpoint(f"{name} requires a download of {needed / 1e9:,.1f} GB; {limit}")
     check_space(str(name), needed)
 
 
@@ -218,14 +218,14 @@ def _license(card: Path) -> str | None:
 
 
 def check_destination(push_to: str) -> str:
-    """Validate the repository to upload to, before anything is written."""
+    """Validate `push_to` before anything is written, and return the name of the repository."""
     from huggingface_hub import constants
 
     repository = push_to.removeprefix(PREFIX)
     if not is_repository(repository):
         fail("push_to", push_to, "owner/name")
     if constants.HF_HUB_OFFLINE:
-        raise OSError(f"cannot push to {repository} because HF_HUB_OFFLINE is set: unset it")
+        raise OSError(f"cannot push to {repository} because HF_HUB_OFFLINE is set: unset it first")
     return repository
 
 
@@ -253,7 +253,7 @@ def push(model: Model, path: Path, format: str, repository: str, provenance: Map
             there = {file.rfilename for file in api.model_info(repository).siblings or []}
             if others := [file for file in choose(there | sent) if file not in sent]:
                 raise ValueError(
-                    f"it contains {others[0]}, which would be loaded with this model: "
+                    f"the repository contains {others[0]}, which would interfere with loading this model: "
                     "delete it there or push to another repository"
                 )
             commit = api.create_commit(
@@ -287,12 +287,11 @@ def _refusal(error: Exception, name: Name, page: str) -> Exception | None:
         return OSError(f"{name} is gated: accept the terms on {page}, then {LOG_IN}")
     if _status(error) == 401 and "Invalid credentials" in _server_message(error):
         return OSError(f"{name}: {constants.ENDPOINT} rejected the token: {LOG_IN} to a valid one")
-    if (
-        isinstance(error, RepositoryNotFoundError) or _status(error) == 401
-    ):  # the Hub also sends 401 for missing repositories
+    # The Hub also sends 401 for missing repositories.
+    if isinstance(error, RepositoryNotFoundError) or _status(error) == 401:
         return BadCheckpoint(f"{name}: {page} does not exist or is private: check the name; if it is private, {LOG_IN}")
     if _status(error) == 403:
-        return OSError(f"{name}: this token has no read access to {page}: {LOG_IN} to another one")
+        return OSError(f"{name}: the token has no read access to {page}: {LOG_IN} to another one")
     return None
 
 

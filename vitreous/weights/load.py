@@ -42,7 +42,7 @@ from vitreous.weights.native import (
 )
 
 ImageSize = int | Sequence[int]
-# Files that saving writes; a folder with other files is not replaced.
+# Files that may be written. A folder that contains any other file is not replaced.
 WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}
 
 
@@ -50,7 +50,7 @@ WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_c
 
 
 def find_tensors(path: Path, lazy: bool = False) -> StateDict:
-    """Open a weight file or folder. Files with standard names are read with the config.json beside them."""
+    """Open a weight file or folder. A file with a standard name is read together with the config.json beside it."""
     file = _weights_in(path) if path.is_dir() else path
     if not file.is_file():
         raise missing_checkpoint(path)
@@ -81,7 +81,7 @@ def _weights_in(folder: Path) -> Path:
 
 
 class _Plan(NamedTuple):
-    """A config inferred from tensors, and everything needed to build its model."""
+    """A config inferred from tensors, and everything needed to build the model."""
 
     config: ViTConfig
     format: Format
@@ -94,14 +94,14 @@ class _Plan(NamedTuple):
 
 @dataclass
 class ForeignCheckpoint:
-    """A checkpoint in another format, which is detected unless `format` is given."""
+    """A checkpoint in a format other than Vitreous. The format is detected unless `format` is given."""
 
     path: Path
     format: str | None
 
     @cached_property
     def mapped(self) -> tuple[Format, StateDict]:
-        """The format and the tensors, mapped without reading their data."""
+        """The format and the memory-mapped tensors, whose data has not been read."""
         format, state = identify(find_tensors(self.path, lazy=True), self.format)
         self.format = format.name  # detected once
         return format, state
@@ -119,7 +119,7 @@ class ForeignCheckpoint:
         opened = identify(find_tensors(self.path), self.format)
         plan = self._plan(*opened, overrides, image_size, new_head=num_classes is not None)
         if plan.warning:
-            warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # at the call of vitreous.load
+            warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # points to the call of vitreous.load
         model, state = plan.blank, plan.state
         fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, plan.format.ignored))
         state.forget()  # pages of tensors that were combined into new ones
@@ -163,7 +163,7 @@ class ForeignCheckpoint:
 
 
 def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> None:
-    """Write a model atomically in another format; numeric differences raise `UnsupportedByFormat` unless `lossy`."""
+    """Write a model atomically in another format. Without `lossy`, numeric differences raise `UnsupportedByFormat`."""
     config, target = model.config, Path(path)
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
@@ -173,7 +173,7 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
     differences = format.differences(config, folder=target.suffix not in SUFFIXES)
     if differences and not lossy:
         in_folder = not format.suffixes and not format.differences(config, folder=True)
-        remedy = "Save a folder, whose config.json states them, or save" if in_folder else "Save"
+        remedy = "Save to a folder, whose config.json records them, or save" if in_folder else "Save"
         raise UnsupportedByFormat(
             f"{format.title} would give different outputs with these weights: {'; '.join(differences)}. "
             f"{remedy} the model anyway with lossy=True (--lossy)"
@@ -185,7 +185,7 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
     needed = sum(tensor.nbytes for tensor in tensors.values())
     kept = WRITTEN | ({CARD} if is_checkpoint(target) else set())  # other README.md files belong to the user
     if target.is_dir() and (foreign := sorted({file.name for file in target.iterdir()} - kept)):
-        raise ValueError(f"{target} contains {foreign[0]}, which saving would delete: use a new folder")
+        raise ValueError(f"{target} contains {foreign[0]}, which would be deleted by saving here; use a new folder")
     with (atomic_file if target.suffix in SUFFIXES else atomic_folder)(target, needed=needed) as aside:
         format.write(tensors, config, aside)
 
@@ -195,13 +195,13 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in any format, which can be described or built."""
+    """A checkpoint in any format. It provides a description and builds the model."""
 
     checkpoint: NativeCheckpoint | ForeignCheckpoint
     snapshot: Snapshot | None = None  # if it came from the Hugging Face Hub
 
     def describe(self, overrides: Mapping[str, Any] | None = None) -> Description:
-        """Return the config and provenance, which lists all assumptions without warning about them."""
+        """Return the config and provenance. The provenance lists all assumptions; no warning is issued."""
         with torch.device("cpu"):
             description = self.checkpoint.describe(overrides or {})
         if self.snapshot is None:
@@ -228,7 +228,7 @@ def is_hub(source: str | Path) -> bool:
 
 
 def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint:
-    """Open a folder, a file or `hf-hub:owner/name[@revision]`; its format is detected unless given."""
+    """Open a folder, a file or `hf-hub:owner/name[@revision]`; the format is detected unless given."""
     if format is not None:
         format = canonical_name(format)
     snapshot = download(source) if is_hub(source) else None
@@ -248,16 +248,16 @@ def load(
 ) -> Model:
     """Load a model in evaluation mode from a checkpoint in any format.
 
-    The model is on torch's default device, as with `vitreous.create`. On "meta" it has shapes but no weights.
+    The model is on torch's default device, as with `vitreous.create`. On the "meta" device, it has no weights.
 
     source: A folder, a file, or `hf-hub:owner/name[@revision]`.
     format: The checkpoint format; detected by default.
-    image_size: Resample the position embeddings to this image size with the method of the checkpoint's own library.
+    image_size: Resample the position embeddings to this image size, as the library that wrote the checkpoint does.
     num_classes: Replace the head with a new one for this number of classes; 0 removes it.
     overrides: Config fields that change no shapes, such as `{"dropout": Dropout(hidden=0.1)}`. For other formats, also
         fields that cannot be inferred from the tensors, such as `num_heads`, or `image_size` for a non-square grid.
 
-    Fields that a file does not state get their usual values, and one `AssumptionWarning` lists them.
+    Fields that a file does not specify get default values, which are listed in a single `AssumptionWarning`.
     """
     return open_checkpoint(source, format).model(image_size, num_classes, overrides)
 
@@ -265,7 +265,7 @@ def load(
 def load_encoder(
     source: str | Path, image_size: ImageSize | None = None, overrides: Mapping[str, Any] | None = None
 ) -> ViT | ResNet:
-    """Load a model without a decoder: for a segmenter, only its encoder."""
+    """Load a model; if it is a segmenter, return only its encoder."""
     model = load(source, image_size=image_size, overrides=overrides)
     vars(model.backbone)["provenance"] = provenance_of(model)
     return model.backbone  # type: ignore[return-value]
@@ -286,9 +286,9 @@ def save(
 ) -> None:
     """Save a model as a Vitreous checkpoint folder or in another format.
 
-    Raises `UnsupportedByFormat` if the format cannot represent the model. `lossy` accepts numeric differences that keep
-    all weights, such as a different GELU. `push_to` also uploads the files and a model card to a Hugging Face Hub
-    repository ("owner/name"); by default nothing is uploaded.
+    Raises `UnsupportedByFormat` if the format cannot represent the model. `lossy` accepts numeric differences, such as
+    a different GELU, provided that all weights are kept. `push_to` also uploads the files and a model card to a Hugging
+    Face Hub repository ("owner/name"); by default, nothing is uploaded.
     """
     format = canonical_name(format)
     model = getattr(model, "_orig_mod", model)  # unwrap torch.compile

@@ -42,8 +42,8 @@ RECOMPUTED = "._checkpoint_wrapped_module"  # inserted into module names by torc
 def save_folder(model: Model, path: str | os.PathLike[str], provenance: Mapping[str, Any] | None = None) -> None:
     """Write a checkpoint atomically, replacing an existing one.
 
-    `provenance` is merged into the model's own; its `metrics` and `license` also appear on the model card. A folder
-    with other files is not replaced.
+    `provenance` is merged into the model's own provenance; `metrics` and `license` in it also appear on the model card.
+    A folder that contains any other file is not replaced.
     """
     folder = Path(path)
     recover(folder)
@@ -61,7 +61,7 @@ def write_files(
     name: str = "model",
     tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the checkpoint files to an existing folder. `tensors` replaces the model's state dict."""
+    """Write the checkpoint files to an existing folder. `tensors`, if given, replaces the model's state dict."""
     record = {**provenance_of(model), **_to_json(provenance or {}), "vitreous": vitreous.__version__}
     document = {"format": "vitreous", "version": VERSION, "model": to_dict(model.config), "provenance": record}
     try:
@@ -80,7 +80,7 @@ def _check_replaceable(folder: Path) -> None:
     foreign = sorted(names - set(FILES))
     if foreign or (names and not is_checkpoint(folder)):
         found = foreign[0] if foreign else f"a {min(names)} from another program"
-        raise ValueError(f"{folder} contains {found}, which saving would delete: use a new folder")
+        raise ValueError(f"{folder} contains {found}, which would be deleted by saving here; use a new folder")
 
 
 def _to_json(value: Any) -> Any:
@@ -97,7 +97,7 @@ def _to_json(value: Any) -> Any:
 
 
 def check_not_swapped(model: Model) -> None:
-    """Raise if a module differs from the config, because a loaded checkpoint is rebuilt from the config alone.
+    """Raise if a module differs from the config, because loading rebuilds the model from the config alone.
 
     Modules are compared by class, `extra_repr` (e.g. the eps of a norm) and tensor shapes. Attributes changed on
     existing modules are not detected, and added modules without tensors, such as a loss, are dropped silently.
@@ -114,14 +114,14 @@ def _check_same(here: Mapping[str, str], stated: Mapping[str, str], names: Itera
         found, expected = here.get(name, "missing"), stated.get(name, "missing")
         if found != expected:
             raise ValueError(
-                f"{name} is {found} in the model but {expected} in its config, from which a checkpoint is rebuilt. "
-                "Merge the change (LoRA), save model.state_dict() yourself, or add it to the config "
-                "(docs/architecture.md)"
+                f"{name} is {found} in the model but {expected} in its config, and loading uses only the config. "
+                "Merge the change into the weights (e.g. for LoRA), save model.state_dict() yourself, "
+                "or add a config option for it (see docs/architecture.md)"
             )
 
 
 def _modules(model: Model) -> dict[str, str]:
-    """Describe modules by class and `extra_repr`, with the full name of classes from other packages."""
+    """Describe each module by class and `extra_repr`. Classes from other packages are named in full."""
 
     def describe(module: nn.Module) -> str:
         kind = type(module)
@@ -141,14 +141,14 @@ def _shapes(model: Model) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Description:
-    """Config, with overrides, and provenance of a checkpoint."""
+    """Config (with overrides applied) and provenance of a checkpoint."""
 
     config: AnyConfig
     provenance: dict[str, Any]
 
 
 class NativeCheckpoint:
-    """A checkpoint folder whose config and tensor header have been read, but no tensor data."""
+    """A checkpoint folder. Opening it reads the config and the tensor header, but no tensor data."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.folder = _folder(path)
@@ -156,7 +156,7 @@ class NativeCheckpoint:
         self.header = read_header(self.folder / WEIGHTS)
 
     def describe(self, overrides: Mapping[str, Any]) -> Description:
-        """Return the config, with `overrides`, and the provenance."""
+        """Return the config, with `overrides` applied, and the provenance."""
         return Description(self.stored.override(overrides), self.provenance)
 
     def model(
@@ -232,7 +232,7 @@ def _read_document(folder: Path) -> dict[str, Any]:
 def _read_config(folder: Path) -> tuple[AnyConfig, dict[str, Any]]:
     document, file = _read_document(folder), folder / CONFIG
     if (version := document.get("version")) != VERSION:
-        raise BadCheckpoint(f"{file} has version {version!r}; this version of Vitreous reads only {VERSION}")
+        raise BadCheckpoint(f"{file} has version {version!r}; this version of Vitreous reads only version {VERSION}")
     for field in document:
         if field not in FIELDS:
             raise BadCheckpoint(f"{file}: unknown field {field!r}{suggestion(field, FIELDS)}")

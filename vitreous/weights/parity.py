@@ -11,7 +11,7 @@ from vitreous.model.vit import ViT
 
 
 class Difference(NamedTuple):
-    """Difference between two models after a stage. `scale` is the largest absolute value of the first model."""
+    """Difference between two models after a stage. `scale` is the first model's largest absolute value."""
 
     stage: str
     largest: float
@@ -21,7 +21,7 @@ class Difference(NamedTuple):
 
 @torch.no_grad()
 def compare(one: ViT, other: ViT, images: Float[Tensor, "b c h w"]) -> list[Difference]:
-    """Compare the models stage by stage. Each uses its own values, so differences accumulate as in inference."""
+    """Compare the models stage by stage. Each continues from its own outputs, so differences accumulate."""
     return [
         Difference(stage, (a - b).abs().max().item(), (a - b).abs().mean().item(), a.abs().max().item())
         for (stage, a), (_, b) in zip(stages(one, images), stages(other, images), strict=True)
@@ -29,7 +29,7 @@ def compare(one: ViT, other: ViT, images: Float[Tensor, "b c h w"]) -> list[Diff
 
 
 def stages(model: ViT, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the patches, the tokens with positions, the output of every block, the features and the output."""
+    """Yield the name and tensor of each stage: patches, tokens with positions, blocks, features and output."""
     patches, grid = model.patchify(images)
     yield "patches", patches
     tokens, layout = model.embed(patches, grid)

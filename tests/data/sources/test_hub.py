@@ -177,13 +177,13 @@ def test_hostile_hub_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     use(monkeypatch, site, tmp_path / "hf")
     monkeypatch.setattr("vitreous.common.hub_client.MAX_METADATA_BYTES", 1 << 16)
     etag = {"ETag": '"../../../victim"', "X-Repo-Commit": "a" * 40, "Content-Length": str(len(parquet(0, 8)))}
-    for kind, answer, error in (
+    for kind, hostile, error in (
         ("listing", response(b" " * (1 << 17), {}), r"131,072 bytes; the maximum is 65,536"),
         ("listing", response(site.listing(siblings=[{"rfilename": "../x.parquet"}]), {}), "not a valid file name"),
         ("head", response(b"", etag, body=False), r"ETag: '\"\.\./"),
         ("file", response(b"x" * 100_000, {}), r"100,000 bytes; the maximum is"),
     ):
-        monkeypatch.setattr(site, "answers", {kind: lambda _, answer=answer: [answer]})
+        monkeypatch.setattr(site, "responses", {kind: lambda _, body=hostile: [body]})
         with pytest.raises(OSError, match=error):
             open_data("hf:eve/model")
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".parquet" or path.name == "victim"]
@@ -195,13 +195,13 @@ def test_file_with_a_wrong_checksum_is_not_kept(tmp_path: Path, monkeypatch: pyt
     stop = start(site)
     use(monkeypatch, site, tmp_path / "hf")
     wrong = {"rfilename": "train.parquet", "size": len(parquet(0, 8)), "blobId": "0" * 40}
-    site.answers["listing"] = lambda _: [response(site.listing(siblings=[wrong]), {})]
+    site.responses["listing"] = lambda _: [response(site.listing(siblings=[wrong]), {})]
     for _ in range(2):  # it is downloaded again
         with pytest.raises(OSError, match=r"checksum mismatch for train\.parquet: expected 0{40}"):
             open_data("hf:eve/model")
         assert not list((tmp_path / "hf").rglob("*.parquet"))
         assert not list((tmp_path / "hf").glob("*/blobs/*"))
-    site.answers.clear()
+    site.responses.clear()
     assert len(open_data("hf:eve/model", val_fraction=0.5).train) == 4
     stop()
 

@@ -55,7 +55,7 @@ def picture(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
 @pytest.mark.parametrize(("id", "index"), [("five", 0), ("bit", 3)])
 def test_classify_equals_the_predictor(live: Live, served: list[ServedModel], id: str, index: int) -> None:
     [wanted] = Predictor(served[index].model, "cpu", top=3)(picture())  # type: ignore[arg-type]
-    answer = live.ask("POST", f"/v1/classify?top=3&model={id}", picture()).json
+    answer = live.request("POST", f"/v1/classify?top=3&model={id}", picture()).json
     assert answer["model"] == id
     assert [one["label"] for one in answer["predictions"]] == [one.label for one in wanted.predictions]
     ours, theirs = (
@@ -68,14 +68,14 @@ def test_classify_equals_the_predictor(live: Live, served: list[ServedModel], id
 @pytest.mark.parametrize("id", ["five", "bare", "bit"])
 def test_embed_equals_the_predictor(live: Live, served: list[ServedModel], id: str) -> None:
     model = next(one.model for one in served if one.id == id)
-    answer = live.ask("POST", f"/v1/embed?model={id}", picture()).json
+    answer = live.request("POST", f"/v1/embed?model={id}", picture()).json
     wanted = Predictor(model, "cpu").embed(picture())[0]  # type: ignore[arg-type]
     assert answer["width"] == len(answer["embedding"]) == len(wanted)
     torch.testing.assert_close(torch.tensor(answer["embedding"]), wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_top_may_exceed_the_number_of_classes(live: Live) -> None:
-    predictions = live.ask("POST", "/v1/classify?top=1000", picture()).json["predictions"]
+    predictions = live.request("POST", "/v1/classify?top=1000", picture()).json["predictions"]
     assert sorted(one["label"] for one in predictions) == sorted(LABELS)
     assert sum(one["probability"] for one in predictions) == pytest.approx(1)
 
@@ -84,11 +84,11 @@ def test_top_may_exceed_the_number_of_classes(live: Live) -> None:
 @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", None])
 def test_a_form_and_a_raw_body_give_the_same_answer(live: Live, format: str, kind: str | None) -> None:
     data = encoded(smooth(40, 50), format)
-    bare = live.ask("POST", "/v1/classify", data, kind)
+    bare = live.request("POST", "/v1/classify", data, kind)
     before = b'--a"b\r\nContent-Disposition: form-data; name="other"\r\n\r\nno\r\n--a"b\r\n'
     field = b'Content-Disposition: form-data; name="image"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
     body = before + field + data + b'\r\n--a"b--\r\n'
-    form = live.ask("POST", "/v1/classify", body, 'multipart/form-data; boundary="a\\"b"')
+    form = live.request("POST", "/v1/classify", body, 'multipart/form-data; boundary="a\\"b"')
     assert bare.status == 200
     assert form.json == bare.json
 
@@ -97,9 +97,9 @@ def test_answers_do_not_depend_on_the_batch(live: Live) -> None:
     """Valid and truncated images sent together get the same responses as alone."""
     cut = picture(3)[:400]
     bodies = [cut if number % 5 == 3 else picture(number % 7) for number in range(40)]
-    alone = {body: live.ask("POST", "/v1/classify", body) for body in set(bodies)}
+    alone = {body: live.request("POST", "/v1/classify", body) for body in set(bodies)}
     with ThreadPoolExecutor(20) as pool:
-        together = list(pool.map(lambda body: live.ask("POST", "/v1/classify", body), bodies))
+        together = list(pool.map(lambda body: live.request("POST", "/v1/classify", body), bodies))
     for body, answer in zip(bodies, together, strict=True):
         assert answer.status == alone[body].status == (422 if body is cut else 200)
         if answer.status == 200:
@@ -107,7 +107,7 @@ def test_answers_do_not_depend_on_the_batch(live: Live) -> None:
             for ours, theirs in pairs:
                 assert ours["index"] == theirs["index"]
                 assert ours["probability"] == pytest.approx(theirs["probability"], abs=1e-5)
-    sizes = live.ask("GET", "/metrics").body.decode()
+    sizes = live.request("GET", "/metrics").body.decode()
     assert 'vitreous_batch_pictures_bucket{le="1"}' in sizes
     total, batches = (
         float(
@@ -119,7 +119,7 @@ def test_answers_do_not_depend_on_the_batch(live: Live) -> None:
 
 
 def test_a_mask_has_the_size_of_its_image(live: Live) -> None:
-    answer = live.ask("POST", "/v1/segment?model=masks", picture()).json
+    answer = live.request("POST", "/v1/segment?model=masks", picture()).json
     mask = Image.open(io.BytesIO(base64.b64decode(answer["mask"])))
     ids = np.asarray(mask)
     assert mask.mode == "P"
@@ -150,26 +150,26 @@ def test_a_mask_has_the_size_of_its_image(live: Live) -> None:
     ],
 )  # fmt: skip
 def test_unsupported_tasks_and_parameters_are_rejected(live: Live, path: str, status: int, code: str) -> None:
-    answer = live.ask("POST", path, picture())
+    answer = live.request("POST", path, picture())
     assert (answer.status, answer.code) == (status, code)
 
 
 def test_an_empty_target_is_the_top_class_and_an_invalid_one_is_named(live: Live) -> None:
-    missing, empty = (live.ask("POST", f"/v1/explain{query}", picture()).json for query in ("", "?target="))
+    missing, empty = (live.request("POST", f"/v1/explain{query}", picture()).json for query in ("", "?target="))
     assert empty == missing
     assert empty["target"]["index"] == empty["predictions"][0]["index"]
-    wrong = live.ask("POST", "/v1/explain?target=horse", picture()).json["error"]["message"]
+    wrong = live.request("POST", "/v1/explain?target=horse", picture()).json["error"]["message"]
     assert all(word in wrong for word in ("target", "'horse'", "from 0 to 4"))
 
 
 @pytest.mark.parametrize("method", ["relevance", "rollout", "attention", "occlusion"])
 def test_explanations(live: Live, served: list[ServedModel], method: str) -> None:
-    answer = live.ask("POST", f"/v1/explain?method={method}&target=cat", picture()).json
+    answer = live.request("POST", f"/v1/explain?method={method}&target=cat", picture()).json
     assert np.shape(answer["values"]) == tuple(answer["grid"]) == (3, 4)
     about_a_class = method in ("relevance", "occlusion")
     assert answer["target"] == ({"index": 2, "label": "cat"} if about_a_class else None)
     assert answer["picture"] == {"width": 90, "height": 60}
-    assert answer["predictions"] == live.ask("POST", "/v1/explain?method=attention", picture()).json["predictions"]
+    assert answer["predictions"] == live.request("POST", "/v1/explain?method=attention", picture()).json["predictions"]
     if method == "occlusion":
         from vitreous.data.image import fit
         from vitreous.explanation.attention_and_logit_lens import capture
@@ -182,7 +182,7 @@ def test_explanations(live: Live, served: list[ServedModel], method: str) -> Non
 
 
 def test_the_served_models_are_described(live: Live) -> None:
-    answer = live.ask("GET", "/v1/model").json
+    answer = live.request("GET", "/v1/model").json
     assert answer["model"] == "five"
     five, bare, masks, bit = answer["models"]
     assert [one["task"] for one in answer["models"]] == ["classify", "embed", "segment", "classify"]
@@ -199,25 +199,25 @@ def test_labels_that_are_not_valid_text_are_escaped(served: list[ServedModel]) -
     strange = ("\udcff", '"', "\0", "猫", "<b>")
     model = build_vit(dataclasses.replace(CONFIG, labels=strange))
     with in_thread([serve_model(model, device="cpu")]) as live:
-        predictions = live.ask("POST", "/v1/classify", picture()).json["predictions"]
+        predictions = live.request("POST", "/v1/classify", picture()).json["predictions"]
         assert {one["label"] for one in predictions} == {"?", '"', "\0", "猫", "<b>"}
-        assert live.ask("GET", "/v1/model").json["models"][0]["labels"] == ["?", '"', "\0", "猫", "<b>"]
-        assert live.ask("POST", "/v1/explain", picture()).status == 200
+        assert live.request("GET", "/v1/model").json["models"][0]["labels"] == ["?", '"', "\0", "猫", "<b>"]
+        assert live.request("POST", "/v1/explain", picture()).status == 200
 
 
 def test_health_and_the_description(live: Live) -> None:
-    assert live.ask("GET", "/healthz").json == {"status": "ok"}
-    schema = live.ask("GET", "/openapi.json").json
+    assert live.request("GET", "/healthz").json == {"status": "ok"}
+    schema = live.request("GET", "/openapi.json").json
     for path in ("/v1/classify", "/v1/embed", "/v1/segment", "/v1/explain"):
         post = schema["paths"][path]["post"]
         assert "image/jpeg" in post["requestBody"]["content"]
         assert post["responses"]["200"]["content"]["application/json"]["example"]
         assert post["responses"]["429"]["content"]["application/json"]["example"]["error"]["code"] == "busy"
-    assert live.ask("GET", "/docs").status == 404  # Swagger would be loaded from another server
+    assert live.request("GET", "/docs").status == 404  # Swagger would be loaded from another server
 
 
 def test_the_page_may_load_nothing_from_elsewhere(live: Live) -> None:
-    answer = live.ask("GET", "/")
+    answer = live.request("GET", "/")
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/html")
     policy = answer.headers["content-security-policy"]
@@ -239,22 +239,22 @@ def test_a_connection_may_send_several_requests(live: Live) -> None:
 
 def test_the_api_key_is_required(served: list[ServedModel]) -> None:
     with in_thread(served[:1], Settings(api_key="open sesame")) as live:
-        assert live.ask("POST", "/v1/classify", picture()).code == "unauthorized"
-        assert live.ask("POST", "/v1/classify", picture(), X_API_Key="open sesam").code == "unauthorized"
-        assert live.ask("POST", "/v1/classify", picture(), Authorization="Basic open sesame").code == "unauthorized"
-        assert live.ask("POST", "/v1/classify", picture(), Authorization="Bearer open sesame").status == 200
-        assert live.ask("POST", "/v1/classify", picture(), X_API_Key="open sesame").status == 200
-        assert live.ask("GET", "/v1/model").status == 401
-        assert live.ask("GET", "/metrics").status == 401
-        assert live.ask("GET", "/v1/images/0/lens").status == 401
+        assert live.request("POST", "/v1/classify", picture()).code == "unauthorized"
+        assert live.request("POST", "/v1/classify", picture(), X_API_Key="open sesam").code == "unauthorized"
+        assert live.request("POST", "/v1/classify", picture(), Authorization="Basic open sesame").code == "unauthorized"
+        assert live.request("POST", "/v1/classify", picture(), Authorization="Bearer open sesame").status == 200
+        assert live.request("POST", "/v1/classify", picture(), X_API_Key="open sesame").status == 200
+        assert live.request("GET", "/v1/model").status == 401
+        assert live.request("GET", "/metrics").status == 401
+        assert live.request("GET", "/v1/images/0/lens").status == 401
         for path in ("/", "/healthz", "/readyz", "/openapi.json"):
-            assert live.ask("GET", path).status == 200
+            assert live.request("GET", path).status == 200
 
 
 def wait_until(live: Live, name: str, value: float) -> None:
     """Wait until a metric has a value."""
     for _ in range(2000):
-        lines = live.ask("GET", "/metrics").body.decode().splitlines()
+        lines = live.request("GET", "/metrics").body.decode().splitlines()
         if any(line.startswith(f"{name} ") and float(line.split()[1]) == value for line in lines):
             return
         time.sleep(0.01)
@@ -273,19 +273,19 @@ def test_a_full_queue_is_answered_with_429_at_once(served: list[ServedModel]) ->
             ThreadPoolExecutor(16) as pool,
         ):
             go_on.clear()
-            asked = []
+            pending = []
             for number in range(3):  # two workers have one each, and one waits
-                asked.append(pool.submit(live.ask, "POST", "/v1/classify", picture(number)))
+                pending.append(pool.submit(live.request, "POST", "/v1/classify", picture(number)))
                 wait_until(live, "vitreous_waiting", int(number == 2))
                 wait_until(live, "vitreous_open_requests", number + 2)  # with the request for the metrics
                 wait_until(live, "vitreous_batch_pictures_sum", 1 + min(number + 1, 2))  # and the first, to warm up
-            refused = [live.ask("POST", "/v1/classify", picture(number)) for number in range(9)]
+            refused = [live.request("POST", "/v1/classify", picture(number)) for number in range(9)]
             assert {(one.status, one.code, one.headers["retry-after"]) for one in refused} == {(429, "busy", "1")}
-            assert live.ask("POST", "/v1/classify", picture()).status == 429
-            assert live.ask("GET", "/healthz").status == 200
+            assert live.request("POST", "/v1/classify", picture()).status == 429
+            assert live.request("GET", "/healthz").status == 200
             go_on.set()
-            assert [one.result().status for one in asked] == [200] * 3
-            assert live.ask("POST", "/v1/classify", picture()).status == 200
+            assert [one.result().status for one in pending] == [200] * 3
+            assert live.request("POST", "/v1/classify", picture()).status == 200
     finally:
         go_on.set()
         hold.remove()
@@ -300,10 +300,10 @@ def test_a_slow_answer_times_out(served: list[ServedModel]) -> None:
         go_on.set()
         with in_thread(served[:1], Settings(timeout=2)) as live:
             go_on.clear()
-            answer = live.ask("POST", "/v1/classify", picture())
+            answer = live.request("POST", "/v1/classify", picture())
             assert (answer.status, answer.code) == (503, "timeout")
             go_on.set()
-            assert live.ask("POST", "/v1/classify", picture()).status == 200
+            assert live.request("POST", "/v1/classify", picture()).status == 200
     finally:
         go_on.set()
         hold.remove()

@@ -155,18 +155,18 @@ def test_the_computation_of_a_disconnected_client_is_stopped() -> None:
     model = model_of(128)  # 225 windows, some at a time
     passes = Passes(model, 0.5)
     with in_thread([serve_model(model, "m", "m", "cpu")]) as live:
-        id = live.ask("POST", "/v1/images", picture(0)).json["id"]
+        id = live.request("POST", "/v1/images", picture(0)).json["id"]
         passes.slow = True
         with socket.create_connection((HOST, live.port)) as connection:
             connection.sendall(f"GET /v1/images/{id}/map/occlusion HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
             passes.wait_for(2)
-        assert live.ask("GET", f"/v1/images/{id}/lens").status == 200  # other requests are answered meanwhile
+        assert live.request("GET", f"/v1/images/{id}/lens").status == 200  # other requests are answered meanwhile
         passes.slow = False
         stopped = passes.count
         time.sleep(0.5)
         assert passes.count == stopped < 4
         passes.slow, passes.count, passes.seconds = True, 0, 0.0
-        assert live.ask("GET", f"/v1/images/{id}/map/occlusion").status == 200
+        assert live.request("GET", f"/v1/images/{id}/map/occlusion").status == 200
         assert passes.count >= 4  # it starts again from the beginning
 
 
@@ -175,11 +175,11 @@ def test_long_computations_do_not_delay_quick_ones() -> None:
     model = model_of(128)
     passes = Passes(model, 0.2)
     with in_thread([serve_model(model, "m", "m", "cpu")]) as live, ThreadPoolExecutor(1) as pool:
-        id = live.ask("POST", "/v1/images", picture(0)).json["id"]
+        id = live.request("POST", "/v1/images", picture(0)).json["id"]
         passes.slow = True
-        long = pool.submit(live.ask, "GET", f"/v1/images/{id}/map/occlusion")
+        long = pool.submit(live.request, "GET", f"/v1/images/{id}/map/occlusion")
         passes.wait_for(2)
-        assert live.ask("GET", f"/v1/images/{id}/attention/0").status == 200
+        assert live.request("GET", f"/v1/images/{id}/attention/0").status == 200
         assert not long.done()
         assert long.result().status == 200
 
@@ -192,11 +192,11 @@ def test_requests_beyond_the_queue_are_answered_with_429() -> None:
         assert gate.wait(30)
 
     with in_thread([serve_model(model, "m", "m", "cpu")], Settings(queue=2)) as live, ThreadPoolExecutor(7) as pool:
-        id = live.ask("POST", "/v1/images", picture(0)).json["id"]
+        id = live.request("POST", "/v1/images", picture(0)).json["id"]
         hook = model.head.register_forward_hook(hold)
-        first = pool.submit(live.ask, "GET", f"/v1/images/{id}/lens")
+        first = pool.submit(live.request, "GET", f"/v1/images/{id}/lens")
         assert begun.wait(30)
-        others = [pool.submit(live.ask, "GET", f"/v1/images/{id}/attention/{layer}") for layer in range(6)]
+        others = [pool.submit(live.request, "GET", f"/v1/images/{id}/attention/{layer}") for layer in range(6)]
         for count, one in enumerate(as_completed(others), 1):  # of six two may wait
             assert (one.result().status, one.result().code) == (429, "busy")
             assert int(one.result().headers["retry-after"]) >= 1

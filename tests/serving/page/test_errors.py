@@ -39,7 +39,7 @@ from vitreous.serving.models import serve_model
     ],
 )
 def test_invalid_requests_are_errors(live: Live, path: str, status: int, code: str) -> None:
-    reply = live.ask("GET", "/v1/images/" + path.replace("ID", send(live, "class-token")))
+    reply = live.request("GET", "/v1/images/" + path.replace("ID", send(live, "class-token")))
     assert (reply.status, reply.code) == (status, code)
 
 
@@ -72,13 +72,13 @@ def test_a_misspelt_class_gets_a_suggestion(live: Live) -> None:
 )
 def test_invalid_masks_are_errors(live: Live, body: bytes, status: int, code: str) -> None:
     id = send(live, "class-token")
-    reply = live.ask("POST", f"/v1/images/{id}/masked", body, "application/json")
+    reply = live.request("POST", f"/v1/images/{id}/masked", body, "application/json")
     assert (reply.status, reply.code) == (status, code)
 
 
 def test_a_truncated_image_is_an_error(live: Live) -> None:
     whole = encoded(np.random.default_rng(0).integers(0, 255, (50, 60, 3)).astype(np.uint8))
-    reply = live.ask("POST", "/v1/images", whole[:2000])
+    reply = live.request("POST", "/v1/images", whole[:2000])
     assert (reply.status, reply.code) == (422, "unreadable_image")
 
 

@@ -15,7 +15,7 @@ from vitreous.serving.models import serve_model
 
 @pytest.mark.parametrize("id", [*NAMES, "bit", "grey"])
 def test_an_upload_gets_an_id_and_the_predictions_of_the_predictor(live: Live, models: dict[str, Any], id: str) -> None:
-    reply = live.ask("POST", f"/v1/images?model={id}", picture())
+    reply = live.request("POST", f"/v1/images?model={id}", picture())
     found = reply.json
     assert reply.headers["cache-control"] == "no-store"
     assert found["id"] == hashlib.sha256(picture()).hexdigest()[:32]
@@ -35,21 +35,21 @@ def test_an_upload_gets_an_id_and_the_predictions_of_the_predictor(live: Live, m
 def test_a_form_upload_gets_the_same_id(live: Live) -> None:
     data = picture()
     body = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n' + data + b"\r\n--x--\r\n"
-    reply = live.ask("POST", "/v1/images", body, "multipart/form-data; boundary=x")
+    reply = live.request("POST", "/v1/images", body, "multipart/form-data; boundary=x")
     assert reply.json["id"] == hashlib.sha256(data).hexdigest()[:32]
     assert reply.json["model"] == "class-token"  # the first
 
 
 def test_one_upload_serves_several_models(live: Live) -> None:
     id = send(live, "class-token", picture(1))
-    found = live.ask("GET", f"/v1/images/{id}/lens?model=registers").json
+    found = live.request("GET", f"/v1/images/{id}/lens?model=registers").json
     assert found == get(live, "registers", "lens", picture(1)).json
 
 
 def test_the_region_of_a_padded_image_extends_beyond_it(live: Live) -> None:
     """All of 20 x 30 pixels are used, and 3 x 4 patches of 8 pixels cover 24 x 32."""
     data = picture(height=20, width=30)
-    found = live.ask("POST", "/v1/images?model=padded", data).json
+    found = live.request("POST", "/v1/images?model=padded", data).json
     assert found["grid"] == [3, 4]
     assert found["seen"] == {"left": 0, "top": 0, "width": 32, "height": 24}
 
@@ -58,13 +58,13 @@ def test_the_region_of_a_padded_image_extends_beyond_it(live: Live) -> None:
 def test_an_image_expires_after_many_others(live: Live) -> None:
     first = picture(100, 40, 40)
     id = send(live, "class-token", first)
-    before = live.ask("GET", f"/v1/images/{id}/attention/1")
+    before = live.request("GET", f"/v1/images/{id}/attention/1")
     for seed in range(101, 133):
         send(live, "class-token", picture(seed, 40, 40))
-    reply = live.ask("GET", f"/v1/images/{id}/attention/1")
+    reply = live.request("GET", f"/v1/images/{id}/attention/1")
     assert (reply.status, reply.code) == (404, "unknown_image")
     assert send(live, "class-token", first) == id
-    assert live.ask("GET", f"/v1/images/{id}/attention/1").body == before.body
+    assert live.request("GET", f"/v1/images/{id}/attention/1").body == before.body
 
 
 @pytest.mark.slow

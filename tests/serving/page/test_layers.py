@@ -68,7 +68,7 @@ def test_similarity_is_the_cosine(live: Live, models: dict[str, Any], id: str) -
 def test_the_lens_of_the_last_layer_is_the_models_answer(live: Live, models: dict[str, Any], id: str) -> None:
     layers = get(live, id, "lens").json["layers"]
     assert [one["layer"] for one in layers] == [0, 1]
-    shown = live.ask("POST", f"/v1/images?model={id}", picture()).json
+    shown = live.request("POST", f"/v1/images?model={id}", picture()).json
     assert layers[-1]["predictions"] == shown["predictions"][:3]
 
 

@@ -102,7 +102,7 @@ def test_faithfulness_equals_that_of_the_library(live: Live, models: dict[str, A
 def test_predictions_with_masked_patches(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
     image = as_given(model, picture())
-    shown = live.ask("POST", f"/v1/images?model={id}", picture()).json["predictions"]
+    shown = live.request("POST", f"/v1/images?model={id}", picture()).json["predictions"]
     none = erase(live, id, [], []).json
     assert [one["label"] for one in none["predictions"]] == [one["label"] for one in shown]
     for one, other in zip(none["predictions"], shown, strict=True):

@@ -12,7 +12,7 @@ from vitreous.explanation.pca_and_similarity import filter_components, filter_im
 
 @pytest.mark.parametrize("id", ["class-token", "sincos", "rotary", "relative", "masks", "registers"])
 def test_similarity_of_positions(live: Live, models: dict[str, Any], id: str) -> None:
-    found = array(live.ask("GET", f"/v1/position?model={id}"))
+    found = array(live.request("GET", f"/v1/position?model={id}"))
     vit = models[id].encoder if id == "masks" else models[id]
     values = position_similarity(vit).values
     assert values is not None
@@ -25,13 +25,13 @@ def test_similarity_of_positions(live: Live, models: dict[str, Any], id: str) ->
 
 @pytest.mark.parametrize("id", ["conditional", "bag"])
 def test_a_model_without_positions_is_an_error(live: Live, id: str) -> None:
-    reply = live.ask("GET", f"/v1/position?model={id}")
+    reply = live.request("GET", f"/v1/position?model={id}")
     assert (reply.status, reply.code) == (404, "no_positions")
 
 
 @pytest.mark.parametrize(("id", "side"), [("class-token", 8), ("grey", 8), ("hybrid", 7), ("masks", 8)])
 def test_filters(live: Live, models: dict[str, Any], id: str, side: int) -> None:
-    found = array(live.ask("GET", f"/v1/filters?model={id}"))
+    found = array(live.request("GET", f"/v1/filters?model={id}"))
     assert found.shape == (28, side, side, 3)
     components = filter_components(models[id].encoder if id == "masks" else models[id])
     np.testing.assert_array_equal(found, filter_images(components.patterns))
@@ -43,7 +43,7 @@ def test_a_segmenter_has_masks_and_its_encoder_attention(live: Live, models: dic
     ids = model(image)[0].argmax(dim=0).numpy()
     mask = array(get(live, "masks", "mask", data))
     np.testing.assert_array_equal(mask, ids)
-    shown = live.ask("POST", "/v1/images?model=masks", data).json
+    shown = live.request("POST", "/v1/images?model=masks", data).json
     assert shown["predictions"] is None
     assert sum(one["share"] for one in shown["segments"]) == pytest.approx(1, abs=1e-4)
     for one in shown["segments"]:
@@ -78,7 +78,7 @@ def test_masking_patches_needs_a_classifier(live: Live, id: str) -> None:
 
 def test_a_model_without_attention_has_no_positions_or_filters(live: Live) -> None:
     for what in ("position", "filters"):
-        reply = live.ask("GET", f"/v1/{what}?model=bit")
+        reply = live.request("GET", f"/v1/{what}?model=bit")
         assert (reply.status, reply.code) == (409, "no_attention")
 
 

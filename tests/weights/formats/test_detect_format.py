@@ -277,7 +277,7 @@ def test_long_names_are_rejected_and_truncated(tmp_path: Path, name: str) -> Non
     safetensors.torch.save_file(
         {**random_timm_model().state_dict(), f"{name}\n": torch.ones(1)}, tmp_path / "x.safetensors"
     )
-    with pytest.raises(BadCheckpoint, match=r"a tensor name of [\d,]+ characters: ") as error:
+    with pytest.raises(BadCheckpoint, match=r"a tensor name of [\d,]+ characters") as error:
         vitreous.load(tmp_path / "x.safetensors")
     assert len(str(error.value)) < 400
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from corrupted_files import check_noticed_or_harmless, damaged
+from corrupted_files import check_read_or_rejected, damaged
 from handmade_pickles import zip_of
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.npz import read_npz, write_npz
@@ -126,9 +126,7 @@ def test_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_error_names_dtype_unsupported_by_numpy(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"w is torch.float8_e4m3fn, which npz does not support; supported are bool, int8"
-    ):
+    with pytest.raises(ValueError, match=r"w is torch.float8_e4m3fn, which npz does not support; .* bool, int8"):
         write_npz({"a": torch.ones(1), "w": torch.ones(1).to(torch.float8_e4m3fn)}, tmp_path / "x.npz")
     assert not (tmp_path / "x.npz").exists()
 
@@ -158,23 +156,23 @@ BAD = {
         zip_of({"w.npy": npy(np.array([print], object), allow_pickle=True)}),
         r"an array of Python objects, .*no code in it was executed.*w.npy",
     ),
-    "text": (zip_of({"w.npy": npy(np.array(["cat"]))}), "array of dtype '<U3'; supported are"),
+    "text": (zip_of({"w.npy": npy(np.array(["cat"]))}), "unsupported dtype '<U3'"),
     "records": (zip_of({"w.npy": npy(np.zeros(2, "i4,f4"))}), "contains w.npy, which is not a numeric array"),
-    "dates": (zip_of({"w.npy": npy(np.zeros(2, "M8[s]"))}), "of dtype '<M8"),
+    "dates": (zip_of({"w.npy": npy(np.zeros(2, "M8[s]"))}), "dtype '<M8"),
     "code": (headed("{'descr': __import__('os').system('touch canary')}"), "not a numeric array"),
     "another member": (zip_of({"w.npy": npy(np.ones(1)), "evil.pkl": b"x"}), "contains evil.pkl; only"),
     "no array": (zip_of({"w.npy": b"x" * 99}), "contains w.npy, which is not a numeric array"),
     "an empty member": (zip_of({"w.npy": b""}), "contains w.npy, which is not a numeric array"),
     "a long header": (headed(" " * 20_000), "not a numeric array"),
-    "a larger shape": (headed(header(shape="(3,)")), r"shape \[3\] needs .* bytes, not"),
-    "a smaller shape": (headed(header(shape="(1,)")), r"shape \[1\] needs .* bytes, not"),
-    "a trillion": (headed(header(shape="(1000000000000,)")), "needs 4,000,000,000"),
+    "a larger shape": (headed(header(shape="(3,)")), r"shape \[3\] requires"),
+    "a smaller shape": (headed(header(shape="(1,)")), r"shape \[1\] requires"),
+    "a trillion": (headed(header(shape="(1000000000000,)")), "requires 4,000,000,000"),
     "an overflow": (headed(header(shape="(4294967296, 4294967296)")), "the invalid shape"),
     "a negative shape": (headed(header(shape="(-1,)")), "not a numeric array"),
     "endless digits": (headed(header(shape="(" + "1" * 9000 + ",)")), "not a numeric array"),
     "a bomb": (
         compressed(w=npy(np.zeros(2**25, "f4"))),
-        "would unpack from 130,.* bytes to 134,217,856; at most 100 times",
+        "would unpack from 130,.* bytes to 134,217,856 .* 100 times",
     ),
 }
 
@@ -196,7 +194,7 @@ def test_members_that_declare_a_wrong_size_are_rejected(tmp_path: Path) -> None:
     place = data.rindex(b"PK\1\2") + 24
     struct.pack_into("<I", data, place, struct.unpack_from("<I", data, place)[0] + 4)
     (tmp_path / "x.npz").write_bytes(bytes(data).replace(b"(1048576,)", b"(1048577,)"))
-    with pytest.raises(BadCheckpoint, match=r"contains w.npy, "):
+    with pytest.raises(BadCheckpoint, match=r"contains w.npy"):
         read_npz(tmp_path / "x.npz")
 
 
@@ -218,4 +216,4 @@ def _samples() -> list[bytes]:
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=damaged(_samples()))
 def test_damage_is_detected_or_harmless(tmp_path: Path, data: bytes) -> None:
-    check_noticed_or_harmless(read_npz, tmp_path / "x", data)
+    check_read_or_rejected(read_npz, tmp_path / "x", data)

@@ -58,9 +58,9 @@ INSERTED = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wra
 
 
 def read_file(file: Path, lazy: bool = False) -> Any:
-    """Read the tensors in a file by name. Pickles may nest them in other values.
+    """Read the tensors of a file into a dict by name. In pickles, they may be nested among other values.
 
-    `lazy` also maps unaligned tensors, without reading or verifying their data.
+    With `lazy`, even unaligned tensors are memory-mapped, and no data is read or verified.
     """
     if file.name.endswith(".index.json"):
         return _read_shards(file, lazy)
@@ -140,8 +140,9 @@ def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...
     tensors: dict[str, Tensor] = {}
     for key, item in held.items():
         if isinstance(item, Tensor):
-            if len(str(key)) > MAX_TENSOR_NAME:
-                raise BadCheckpoint(f"{path} has a tensor name of {len(str(key)):,} characters: {shown(key)}")
+            if (length := len(str(key))) > MAX_TENSOR_NAME:
+                limit = f"the maximum is {MAX_TENSOR_NAME}"
+                raise BadCheckpoint(f"{path} has a tensor name of {length:,} characters ({limit}): {shown(key)}")
             name = INSERTED.sub("", str(key))
             if name in tensors:
                 raise BadCheckpoint(f"{path} contains {shown(name)} twice, once as {shown(key)}")
@@ -165,7 +166,7 @@ def _find_tensors(value: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], tuple[st
 
 
 def write_file(tensors: Mapping[str, Tensor], path: Path, under: str | None = None) -> None:
-    """Write tensors in the format of the file suffix; torch files may nest them `under` a key."""
+    """Write tensors in the file type given by the suffix. `under` is a key to nest them under (torch files only)."""
     match path.suffix:
         case ".safetensors":
             write_tensors(tensors, path)

@@ -1,4 +1,4 @@
-"""Errors of the weight file readers."""
+"""Exceptions raised when weight files are read or written."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,15 +6,15 @@ from pathlib import Path
 
 
 class BadCheckpoint(ValueError):
-    """A file or folder that is not a complete, supported checkpoint. The message names it and the reason."""
+    """Raised if a path is not a complete, supported checkpoint. The message gives the path and the reason."""
 
 
 class UnsupportedByFormat(ValueError):
-    """A model that a format cannot represent, or that the format's own code computes differently."""
+    """Raised if a format cannot represent a model, or the format's library would compute different outputs."""
 
 
 class InvalidFile(Exception):
-    """The reason a file is rejected, phrased to follow the file name: "is empty"."""
+    """Raised for a rejected file. The message is phrased to follow the file name, e.g. "is empty"."""
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Reads and writes `.npz` files: zip files of arrays, as written by `np.savez` and `np.savez_compressed`.
 
-`np.load` trusts the size in an array's header and any compression ratio. This reader checks headers against the zip
-directory before allocating memory, limits the ratio, and does not evaluate headers as Python. bfloat16 is stored as two
-untyped bytes ('<V2'), as jax and big_vision write it with `np.savez`. Arrays in pickles use the same dtype checks.
+`np.load` trusts the sizes in array headers and accepts any compression ratio. This reader checks headers against the
+zip directory before allocating memory, limits the ratio, and does not evaluate headers as Python. bfloat16 is stored as
+two untyped bytes ('<V2'), as in jax and big_vision. The dtype and shape checks are also used for arrays in pickles.
 """
 
 import math
@@ -48,7 +48,7 @@ def array_type(description: str) -> ArrayType:
     if code.startswith("O"):
         raise InvalidFile("contains an array of Python objects, not numbers (no code in it was executed)")
     if code not in CODES:
-        raise InvalidFile(f"contains an array of dtype {shown(description)!r}; supported are {', '.join(CODES)}")
+        raise InvalidFile(f"contains an array of unsupported dtype {shown(description)!r}; expected {', '.join(CODES)}")
     return ArrayType(CODES[code], order == ">" or (order == "=" and sys.byteorder == "big"))
 
 
@@ -75,7 +75,7 @@ def as_tensor(flat: Tensor, kind: ArrayType, shape: tuple[int, ...], fortran: bo
 
 MAX_BYTES = 1 << 36  # 64 GiB for all arrays, fifteen times a ViT-g in float32
 # Trained weights hardly compress. Constant tensors, such as an untrained head, reach deflate's limit of 1032, but the
-# ratio of a whole file stays far below 100. A zip bomb is near 1000. 64 MiB are harmless at any ratio.
+# ratio of a whole file stays far below 100. A zip bomb is near 1000. 64 MiB is harmless at any ratio.
 MAX_RATIO = 100
 HARMLESS_BYTES = 1 << 26
 CHUNK = 1 << 20
@@ -88,7 +88,7 @@ TYPES = {dtype: ("|" if dtype.itemsize == 1 else "<") + code for code, dtype in 
 
 
 class Header(NamedTuple):
-    """Header of an array, whose data starts at byte `start`."""
+    """Header of an array. `start` is the offset of the data in its zip member."""
 
     kind: ArrayType
     shape: tuple[int, ...]
@@ -97,9 +97,9 @@ class Header(NamedTuple):
 
 
 def read_npz(path: Path, lazy: bool = False) -> dict[str, Tensor]:
-    """Read the arrays by name, in file order, after checking every header.
+    """Read the arrays into a dict, in file order, after checking every header.
 
-    `lazy` maps uncompressed arrays without aligning them or verifying their checksums.
+    With `lazy`, uncompressed arrays are memory-mapped, without aligning them or verifying their checksums.
     """
     with errors_for(path), open(path, "rb") as file, opened_zip(file) as (archive, members):
         _check_sizes(list(members.values()), os.fstat(file.fileno()).st_size)
@@ -112,11 +112,11 @@ def read_npz(path: Path, lazy: bool = False) -> dict[str, Tensor]:
 
 
 def write_npz(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write tensors like `np.savez`, not atomically. The output is deterministic."""
+    """Write tensors as `np.savez` does (not atomically). The output is deterministic."""
     for name, tensor in tensors.items():
         if tensor.dtype not in TYPES:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in TYPES)
-            raise ValueError(f"{name} is {tensor.dtype}, which npz does not support; supported are {allowed}")
+            raise ValueError(f"{name} is {tensor.dtype}, which npz does not support; supported dtypes are {allowed}")
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
             flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
@@ -128,11 +128,11 @@ def write_npz(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 def _check_sizes(members: list[Member], length: int) -> None:
     if len(members) > MAX_TENSORS:
-        raise InvalidFile(f"contains {len(members):,} arrays; at most {MAX_TENSORS:,} are allowed")
+        raise InvalidFile(f"contains {len(members):,} arrays; the maximum is {MAX_TENSORS:,}")
     total = sum(member.size for member in members)
     if total > max(HARMLESS_BYTES, min(MAX_BYTES, MAX_RATIO * length)):
-        accepted = f"at most {MAX_RATIO} times its size and {MAX_BYTES:,} bytes are allowed"
-        raise InvalidFile(f"would unpack from {length:,} bytes to {total:,}; {accepted}")
+        accepted = f"the maximum is {MAX_RATIO} times its size, up to {MAX_BYTES:,} bytes"
+        raise InvalidFile(f"would unpack from {length:,} bytes to {total:,} bytes; {accepted}")
     for member in members:
         if not member.name.endswith(".npy"):
             raise InvalidFile(f"contains {shown(member.name)}; only arrays (.npy) are allowed")
@@ -159,7 +159,7 @@ def _header(archive: zipfile.ZipFile, member: Member) -> Header:
     except InvalidFile as reason:
         raise InvalidFile(f"{reason} ({name})") from reason
     if size != member.size:
-        raise InvalidFile(f"contains {name}, whose shape {list(shape)} needs {size:,} bytes, not {member.size:,}")
+        raise InvalidFile(f"contains {name} with {member.size:,} bytes, but its shape {list(shape)} requires {size:,}")
     return header
 
 

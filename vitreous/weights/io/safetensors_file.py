@@ -18,9 +18,8 @@ from vitreous.weights.io.errors import BadCheckpoint
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 DTYPES = tuple(NAMES.values())
 STORED = {name: dtype for dtype, name in NAMES.items()}
-STORED |= {
-    f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)
-}  # readable, but not supported in a model
+# Other dtypes can be read, but are not supported in a model.
+STORED |= {f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)}
 STORED |= {f"U{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)}
 STORED |= {"BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 ALIGNMENT = 64  # bytes; a cache line, and torch's own alignment
@@ -55,13 +54,13 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """Read names, dtypes and shapes of the tensors without their data."""
+    """Read the names, dtypes and shapes of the tensors, without their data."""
     try:
         check_regular(file)
         with open(file, "rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-        if MAX_HEADER_BYTES < size <= file.stat().st_size:  # safetensors rejects larger numbers
-            raise BadCheckpoint(f"{file} has a header of {size:,} bytes; at most {MAX_HEADER_BYTES:,} are allowed")
+        if MAX_HEADER_BYTES < size <= file.stat().st_size:  # safetensors rejects larger sizes
+            raise BadCheckpoint(f"{file} has a header of {size:,} bytes; the maximum is {MAX_HEADER_BYTES:,} bytes")
         with safe_open(file, framework="pt") as tensors:
             check_count(file, len(tensors.keys()))
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
@@ -71,9 +70,9 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 def check_count(file: Path, tensors: int) -> None:
-    """Raise for more tensors than any Vision Transformer has; even empty tensors take time to load."""
+    """Raise if there are more tensors than any Vision Transformer has; even empty tensors take time to load."""
     if tensors > MAX_TENSORS:
-        raise BadCheckpoint(f"{file} has {tensors:,} tensors; at most {MAX_TENSORS:,} are allowed")
+        raise BadCheckpoint(f"{file} has {tensors:,} tensors; the maximum is {MAX_TENSORS:,}")
 
 
 class Mapped(dict[str, Tensor]):

@@ -1,7 +1,7 @@
 """Validates the directory of an untrusted zip file before its members are read.
 
-`zipfile` parses the directory. The checks here limit its size, keep every member inside the file, and reject members
-with the same name or overlapping data (zip bombs).
+`zipfile` parses the directory. The checks here limit its size and reject members that extend beyond the file, have the
+same name or share data (zip bombs).
 """
 
 import io
@@ -22,7 +22,7 @@ BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, ValueError, NotImplement
 
 
 class Member(NamedTuple):
-    """A zip member: the offset of its data, and its packed and unpacked size."""
+    """A zip member: the offset of its data, and its packed and unpacked sizes."""
 
     name: str
     start: int
@@ -36,7 +36,7 @@ class _BoundedFile(io.FileIO):
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_DIRECTORY_BYTES:
-            raise InvalidFile(f"has a zip directory of {size:,} bytes; at most {MAX_DIRECTORY_BYTES:,} are allowed")
+            raise InvalidFile(f"has a zip directory of {size:,} bytes; the maximum is {MAX_DIRECTORY_BYTES:,} bytes")
         return super().read(-1 if size is None else size)
 
 
@@ -69,7 +69,7 @@ def _members(archive: zipfile.ZipFile, file: io.FileIO) -> dict[str, Member]:
         if not stored and info.compress_type != zipfile.ZIP_DEFLATED:  # other methods may need gigabytes
             raise InvalidFile(f"contains {name}, compressed by method {info.compress_type}; only deflate is supported")
         if info.flag_bits & 0x1 or (stored and info.compress_size != info.file_size):
-            raise InvalidFile(f"contains {name}, which is encrypted or has contradictory sizes")
+            raise InvalidFile(f"contains {name}, which is encrypted or has inconsistent sizes")
         members[info.filename] = Member(
             info.filename, end - info.compress_size, info.compress_size, info.file_size, stored
         )

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from corrupted_files import check_noticed_or_harmless, damaged
-from handmade_pickles import array, check_refused, pickled, shifted, torch_old, torch_zip, view, zip_of
+from corrupted_files import check_read_or_rejected, damaged
+from handmade_pickles import array, check_rejected, pickled, shifted, torch_old, torch_zip, view, zip_of
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle.read import read_pickle
 
@@ -31,7 +31,7 @@ FILES = {
     ),
     "another method": (shifted(ZIP, b"PK\1\2", 10, "<H", zipfile.ZIP_LZMA), "compressed by method 14"),
     "a password": (shifted(ZIP, b"PK\1\2", 8, "<H", 1), "encrypted"),
-    "two sizes": (shifted(ZIP, b"PK\1\2", 24, "<I", 2**31), "contradictory sizes"),
+    "two sizes": (shifted(ZIP, b"PK\1\2", 24, "<I", 2**31), "inconsistent sizes"),
     "a member beyond the end": (
         shifted(shifted(ZIP, b"PK\1\2", 20, "<I", 2**31), b"PK\1\2", 24, "<I", 2**31),
         "truncated: x/data/0 ends at byte 2,147",
@@ -57,7 +57,7 @@ FILES = {
     "a storage twice": (torch_old(view(), keys=("0", "0")), "lists storages other than"),
     "another count": (torch_old(view(), count=2**40), "of 1,099,511,627,776 elements; expected 24"),
     "a cut storage": (torch_old(view())[:-1], "has 23 bytes for the storage 0"),
-    "no storage": (torch_old(view())[:-32], "is truncated: the storage 0"),
+    "no storage": (torch_old(view())[:-32], "truncated at .*: storage 0"),
     "the beginning only": (torch_old(view())[:40], "is not a complete pickle|is truncated"),
 }
 
@@ -65,7 +65,7 @@ FILES = {
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", FILES)
 def test_invalid_files_are_rejected(tmp_path: Path, name: str) -> None:
-    check_refused(tmp_path, *FILES[name])
+    check_rejected(tmp_path, *FILES[name])
 
 
 def test_valid_examples_are_read(tmp_path: Path) -> None:
@@ -103,4 +103,4 @@ def _samples() -> list[bytes]:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=damaged(_samples()))
 def test_damage_is_detected_or_harmless(tmp_path: Path, data: bytes) -> None:
-    check_noticed_or_harmless(read_pickle, tmp_path / "x", data)
+    check_read_or_rejected(read_pickle, tmp_path / "x", data)

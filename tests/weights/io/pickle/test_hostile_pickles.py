@@ -20,7 +20,7 @@ from handmade_pickles import (
     Call,
     Outside,
     array,
-    check_refused,
+    check_rejected,
     doubled,
     little_memory,
     pickled,
@@ -61,19 +61,22 @@ OPCODES = {
 PICKLES = {
     "a call of no function": (b"\x80\2ctorch\nfloat32\n)R.", "calls an object of type dtype"),
     "a call of text": (b"\x80\2X\1\0\0\0a)R.", "calls an object of type str"),
-    "a call without arguments": (b"\x80\2ctorch\nSize\nNR.", "calls a function with NoneType"),
+    "a call without arguments": (b"\x80\2ctorch\nSize\nNR.", "passes NoneType"),
     "a call with others": (b"\x80\2ctorch\nSize\nN\x85R.", "calls torch.Size with unsupported arguments"),
-    "a list of no list": (b"\x80\2}Na.", "appends to dict"),
-    "items of no dict": (b"\x80\2]NNs.", "sets items of list"),
-    "items of a tensor": (pickled(view())[:-1] + b"NNs.", "sets items of View"),
+    "a list of no list": (b"\x80\2}Na.", "appends to .* dict"),
+    "items of no dict": (b"\x80\2]NNs.", "sets items .* list"),
+    "items of a tensor": (pickled(view())[:-1] + b"NNs.", "sets items .* View"),
     "a state for a list": (b"\x80\2]}b.", "sets the state of an object of type list"),
     "a state for a tensor": (pickled(view())[:-1] + b"}b.", "sets the state of an object of type View"),
     "a second state for an array": (
         pickled(array())[:-1] + b"(K\1K\2\x85NNNtb.",
         "sets the state of an object of type Array",
     ),
-    "a function as a value": (b"\x80\2ctorch\nSize\n.", "torch.Size instead of a value"),
-    "a storage as a value": (pickled(Outside("storage", torch.FloatStorage, "0", "cpu", 6)), "an incomplete Elements"),
+    "a function as a value": (b"\x80\2ctorch\nSize\n.", "function torch.Size"),
+    "a storage as a value": (
+        pickled(Outside("storage", torch.FloatStorage, "0", "cpu", 6)),
+        r"an incomplete object \(Elements",
+    ),
     "a type as a name": (b"\x80\4NN\x93.", "module or name is not a string"),
     "an unknown reference": (pickled(Outside("module", "x")), r"refers to \('module', 'x'\)"),
     "a reference to a negative storage": (pickled(view(elements=-1)), "refers to"),
@@ -103,7 +106,7 @@ PICKLES = {
     "a list in itself": (b"\x80\2]q\0h\0a.", "nests them more than"),
     "deep nesting": (b"\x80\2" + b"]" * 100_000 + b"a" * 99_999 + b".", "nests them more than"),
     "endless steps": (b"\x80\2]" + b"Na" * 2_000_000 + b".", "more than 500,000 opcodes"),
-    "a dict of no pairs": (pickled(Call(OrderedDict, [1])), "builds a dict from int"),
+    "a dict of no pairs": (pickled(Call(OrderedDict, [1])), "builds a dict .* int"),
     "a storage larger than the file": (pickled(view(elements=10**12)), "has 24 bytes for the storage 0; expected"),
     "a storage of two sizes": (pickled([view(), view(elements=5, shape=(1,), stride=(1,))]), "with both 24 and 20"),
     "a tensor beyond its storage": (pickled(view(shape=(2, 4))), r"shape \[2, 4\] at element 0 .* has 6 elements"),
@@ -116,14 +119,14 @@ PICKLES = {
     "an empty size that overflows": (pickled(view(shape=(0, 2**62, 2**62), stride=(0, 0, 0))), "the invalid shape"),
     "a size of text": (pickled(view(shape=("a", "b"))), "the invalid shape"),
     "a thousand dimensions": (pickled(view(shape=(1,) * 1000, stride=(1,) * 1000)), "the invalid shape"),
-    "one number a trillion times": (pickled(view(shape=(10**12,), stride=(0,))), "tensors of more than .* bytes"),
+    "one number a trillion times": (pickled(view(shape=(10**12,), stride=(0,))), "more than .* bytes of tensors"),
     "metadata": (pickled(view(metadata={"conj": True})), "unsupported arguments or metadata"),
     "objects in an array": (pickled(array(code="O8", data=[Call(torch.Size, (1,))])), "array of Python objects"),
     "objects in an array's bytes": (pickled(array(code="O")), "array of Python objects"),
-    "text in an array": (pickled(array(code="U2")), "array of dtype '<U2'"),
+    "text in an array": (pickled(array(code="U2")), "unsupported dtype '<U2'"),
     "records in an array": (pickled(array(code="V8", names=("a",))), "sets the state of an object of type NumpyType"),
-    "an array of another size": (pickled(array(shape=(3,))), r"shape \[3\] that needs 12 bytes, but has 8"),
-    "an array of a trillion": (pickled(array(shape=(10**12,))), "needs 4,000,000,000,000 bytes, but has 8"),
+    "an array of another size": (pickled(array(shape=(3,))), r"8 bytes, but its shape \[3\] requires 12"),
+    "an array of a trillion": (pickled(array(shape=(10**12,))), "requires 4,000,000,000,000"),
     "an array of numbers as bytes": (pickled(array(data=3)), "whose data has type int"),
     "an array without data": (pickled(Call(RECONSTRUCT, np.ndarray, (0,), b"b")), "array without data"),
     "an array of no array": (
@@ -138,11 +141,11 @@ PICKLES = {
     ),
     "one array again and again": (
         repeated(FROM_BUFFER, bytes(2**20), Call(np.dtype, "f4"), (2**18,), "C"),
-        "arrays of .* bytes",
+        "bytes of arrays",
     ),
     "bytes again and again": (
         b"\x80\2](B\0\0\x10\0" + bytes(2**20) + b"q\0" + b"h\0" * 100 + b"e.",
-        "outside of tensors",
+        "non-tensor data",
     ),
 }
 
@@ -152,7 +155,7 @@ PICKLES = {
 @pytest.mark.parametrize("container", [torch_zip, torch_old, pickled])
 def test_error_names_executable_content(tmp_path: Path, container: Callable[[Any], bytes], name: str) -> None:
     message = f"contains {name}, which is not a tensor {ADVICE}"
-    check_refused(
+    check_rejected(
         tmp_path, container({"model": view() if container is not pickled else array(), "evil": EXECUTES[name]}), message
     )
 
@@ -160,7 +163,7 @@ def test_error_names_executable_content(tmp_path: Path, container: Callable[[Any
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("protocol", range(6))
 def test_error_names_executable_content_in_any_protocol(tmp_path: Path, protocol: int) -> None:
-    check_refused(
+    check_rejected(
         tmp_path, pickle.dumps(EXECUTES["posix.system"], protocol), "contains posix.system, which is not a tensor"
     )
 
@@ -168,7 +171,7 @@ def test_error_names_executable_content_in_any_protocol(tmp_path: Path, protocol
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", OPCODES)
 def test_unneeded_opcodes_are_rejected(tmp_path: Path, name: str) -> None:
-    check_refused(
+    check_rejected(
         tmp_path,
         torch_zip(b"\x80\2" + OPCODES[name] + b"."),
         f"uses the pickle opcode {name}, which tensors do not need",
@@ -179,7 +182,7 @@ def test_unneeded_opcodes_are_rejected(tmp_path: Path, name: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", PICKLES)
 def test_invalid_pickles_are_rejected(tmp_path: Path, name: str) -> None:
-    check_refused(tmp_path, torch_zip(PICKLES[name][0]), PICKLES[name][1])
+    check_rejected(tmp_path, torch_zip(PICKLES[name][0]), PICKLES[name][1])
 
 
 def test_large_memo_index_takes_no_memory(tmp_path: Path) -> None:
@@ -192,4 +195,4 @@ def test_large_memo_index_takes_no_memory(tmp_path: Path) -> None:
 def test_long_names_are_truncated(tmp_path: Path) -> None:
     name = b"\x1b[2J" + b"x" * 5000
     evil = b"\x80\4\x8c\1mX" + struct.pack("<I", len(name)) + name + b"\x93."
-    check_refused(tmp_path, evil, r"contains m\.\\x1b\[2Jx+\.\.\., which is not a tensor")
+    check_rejected(tmp_path, evil, r"contains m\.\\x1b\[2Jx+\.\.\., which is not a tensor")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import vitreous
-from handmade_pickles import Call, Outside, array, check_refused, doubled, little_memory, pickled, torch_zip, view
+from handmade_pickles import Call, Outside, array, check_rejected, doubled, little_memory, pickled, torch_zip, view
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.pickle.read import read_pickle
 from vitreous.weights.io.pickle.tensors import Ignored
@@ -52,8 +52,8 @@ HOSTILE = {
     "an object of text": (b"\x80\2X\1\0\0\0a)\x81.", "uses the pickle opcode NEWOBJ"),
     "an object of nothing": (b"\x80\2)\x81.", "is not a complete pickle"),
     "a state for a class": (b"\x80\2" + NAMESPACE + b"}b.", "sets the state of an object of type IgnoredClass"),
-    "items of a class": (b"\x80\2" + NAMESPACE + b"NNs.", "sets items of IgnoredClass"),
-    "a list in a namespace": (b"\x80\2" + NAMESPACE + b")\x81Na.", "appends to Ignored"),
+    "items of a class": (b"\x80\2" + NAMESPACE + b"NNs.", "sets items .* IgnoredClass"),
+    "a list in a namespace": (b"\x80\2" + NAMESPACE + b")\x81Na.", "appends to .* Ignored"),
     "a tensor of a namespace": (
         pickled(Call(torch._utils._rebuild_parameter, argparse.Namespace(), False, {})),
         "calls torch._utils._rebuild_parameter with unsupported arguments",
@@ -77,7 +77,7 @@ HOSTILE = {
     "a command as its argument": (pickled(Call(pathlib.PosixPath, Call(os.system, CANARY))), "contains posix.system"),
     "tensors in its state": (
         pickled(argparse.Namespace(x=view(shape=(10**12,), stride=(0,)))),
-        "contains tensors of more than",
+        "bytes of tensors",
     ),
     "a storage that is not there": (
         pickled(argparse.Namespace(x=Outside("storage", torch.FloatStorage, "9", "cpu", 2**40))),
@@ -134,7 +134,7 @@ def test_contents_of_ignored_objects_are_dropped(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_ignored_objects_do_not_bypass_the_checks(tmp_path: Path, name: str) -> None:
-    check_refused(tmp_path, torch_zip(HOSTILE[name][0]), HOSTILE[name][1])
+    check_rejected(tmp_path, torch_zip(HOSTILE[name][0]), HOSTILE[name][1])
 
 
 @pytest.mark.slow

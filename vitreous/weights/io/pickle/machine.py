@@ -1,12 +1,12 @@
 """Interprets a pickle without executing it and returns plain values and tensor descriptions.
 
-A pickle is a program for a stack machine with a memo. `pickletools.genops` decodes it and calls nothing. The machine
-here only describes the results of a few allowed calls (tensors.py) and rejects all others. It also rejects opcodes that
-no checkpoint needs and those of text protocols 0 and 1.
+A pickle is a program for a stack machine with a memo. `pickletools.genops` only decodes the opcodes. The machine here
+describes the results of a few allowed calls (tensors.py) and rejects all others. It also rejects opcodes that no
+checkpoint needs and those of text protocols 0 and 1.
 
 Python's Unpickler is unsafe even with an allow-list in `find_class`: six bytes make it allocate gigabytes (LONG_BINPUT
 sizes its memo), and hashing keys of nested tuples takes exponential time. Here the memo is a dict, keys are checked
-before they are hashed, no length exceeds the file, and the number of steps is limited.
+before they are hashed, lengths may not exceed the file, and the number of steps is limited.
 """
 
 import pickle
@@ -125,7 +125,7 @@ class _Machine:
             case "REDUCE":
                 arguments, function = stack.pop(), stack.pop()
                 if type(arguments) is not tuple:
-                    raise InvalidFile(f"calls a function with {type(arguments).__name__} instead of a tuple {ADVICE}")
+                    raise InvalidFile(f"passes {type(arguments).__name__} arguments instead of a tuple {ADVICE}")
                 stack.append(self.maker.call(function, arguments))
             case "NEWOBJ":
                 _arguments, kind = stack.pop(), stack.pop()
@@ -152,14 +152,14 @@ class _Machine:
     def _extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not list:
-            raise InvalidFile(f"appends to {type(target).__name__} instead of a list {ADVICE}")
+            raise InvalidFile(f"appends to a value of type {type(target).__name__}; expected a list {ADVICE}")
         target += items
 
     def _update(self, items: Sequence[Any]) -> None:
         target = self.stack[-1]
         if type(target) is Ignored:  # e.g. settings that subclass dict
             return
-        if type(target) is not dict or len(items) % 2:
-            raise InvalidFile(f"sets items of {type(target).__name__} instead of a dict {ADVICE}")
+        if type(target) is not dict:
+            raise InvalidFile(f"sets items of a value of type {type(target).__name__}; expected a dict {ADVICE}")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[checked_key(key)] = value

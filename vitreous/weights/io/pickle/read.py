@@ -3,7 +3,7 @@
 The first bytes distinguish three containers:
 
 - torch's zip file (since 1.6): `<name>/data.pkl` refers to storages, whose bytes are the members `<name>/data/<key>`.
-  They are not compressed, so tensors are memory-mapped, as with `torch.load(mmap=True)`.
+  The storages are not compressed, so tensors are memory-mapped, as with `torch.load(mmap=True)`.
 - torch's legacy file: five consecutive pickles (magic number, version, system info, data, storage keys), followed by
   each storage as an element count and its bytes.
 - a plain pickle of numpy arrays, as written by Paddle (see the end of this file).
@@ -92,7 +92,7 @@ def _stored(member: Member, data: memoryview) -> memoryview:
 
 
 def _read_old(data: memoryview, at: int) -> Any:
-    """Read the rest of a legacy file, which follows the magic number at byte `at`."""
+    """Read the rest of a legacy file, from byte `at`, where the magic number ends."""
     maker, values = TensorMaker(len(data)), []
     for _ in range(4):
         value, at = interpret(data, maker, at)
@@ -107,7 +107,7 @@ def _read_old(data: memoryview, at: int) -> Any:
     for key in keys:
         storage = maker.storages[key]
         if at + COUNT.size > len(data):
-            raise InvalidFile(f"is truncated: the storage {shown(key)} is expected at byte {at:,} of {len(data):,}")
+            raise InvalidFile(f"is truncated at byte {len(data):,}: storage {shown(key)} should start at byte {at:,}")
         (number,) = COUNT.unpack_from(data, at)
         storage.start = at + COUNT.size
         at = storage.start + storage.nbytes
@@ -132,7 +132,7 @@ class _Builder:
     """Builds the tensors described by a pickle, mapped or copied from the file."""
 
     data: memoryview  # the file, mapped copy-on-write
-    uint16: torch.dtype = torch.uint16  # dtype of numpy's uint16 arrays
+    uint16: torch.dtype = torch.uint16  # dtype used for numpy's uint16 arrays
     lazy: bool = False  # map arrays even if they are not aligned
     _built: dict[Array | View | Storage, Tensor] = field(default_factory=dict)
     _values: int = 0
@@ -163,8 +163,8 @@ class _Builder:
             case Ignored(name) | IgnoredClass(name):
                 return Ignored(name)
             case Function(name):
-                raise InvalidFile(f"contains the function {name} instead of a value")
-        raise InvalidFile(f"contains an incomplete {type(value).__name__} instead of a value")
+                raise InvalidFile(f"contains the function {name} where a value is expected")
+        raise InvalidFile(f"contains an incomplete object ({type(value).__name__}) where a value is expected")
 
     def _view(self, view: View) -> Tensor:
         if view not in self._built:
@@ -200,7 +200,7 @@ class _Builder:
     def _bytes(self, value: memoryview | Latin1) -> bytes:
         self._copied += len(value) if isinstance(value, memoryview) else len(value.text)
         if self._copied > HARMLESS_BYTES + len(self.data):  # the same bytes may be used many times
-            raise InvalidFile(f"has {len(self.data):,} bytes, but contains {self._copied:,} bytes outside of tensors")
+            raise InvalidFile(f"expands from {len(self.data):,} bytes to {self._copied:,} bytes of non-tensor data")
         return bytes(value) if isinstance(value, memoryview) else _encode(value)
 
 
@@ -227,7 +227,7 @@ NUMPY_CODES = {torch.float64: "f8", torch.float32: "f4", torch.float16: "f2", to
 
 
 def from_paddle(content: Any) -> Any:
-    """Drop Paddle's own entries and join arrays that were split, as `paddle.load` does."""
+    """Drop Paddle's metadata and join arrays that were split, as `paddle.load` does."""
     if not isinstance(content, dict):
         return content
     content.pop(NAMES, None)
@@ -246,7 +246,7 @@ def from_paddle(content: Any) -> Any:
 
 
 def write_pdparams(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a state dict for `paddle.load`, with module names that numpy 1 can import too."""
+    """Write a state dict for `paddle.load`, using module names that numpy 1 can also import."""
     with open(file, "wb") as stream:
         stream.write(pickle.PROTO + bytes([4]) + pickle.EMPTY_DICT + pickle.MARK)
         for name, tensor in tensors.items():

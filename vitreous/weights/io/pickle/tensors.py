@@ -45,7 +45,7 @@ FUNCTIONS = {
     *("numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy.core.numeric._frombuffer"),
     *("builtins.tuple", "builtins.bytes", "_codecs.encode"),
 }
-# Classes of objects that training scripts save with the weights. They are not created, and their contents are dropped.
+# Classes of objects that training scripts save with the weights. Such objects are not created; their data is dropped.
 IGNORED_CLASSES = {
     *("argparse.Namespace", "types.SimpleNamespace", "yacs.config.CfgNode"),  # settings
     *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig", "omegaconf.base.ContainerMetadata"),
@@ -60,7 +60,7 @@ IGNORED_CLASSES = {
     *("builtins.bool", "builtins.int", "builtins.long", "builtins.float", "builtins.str"),
     *("builtins.list", "builtins.dict"),
 }
-# Module names of numpy 2, Python 2 and Python 3.13.
+# Module names used by numpy 2, Python 2 and Python 3.13, and their equivalents in the tables above.
 RENAMED = {"numpy._core.": "numpy.core.", "__builtin__.": "builtins.", "pathlib._local.": "pathlib."}
 
 
@@ -87,7 +87,7 @@ class Ignored:
 
 
 def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
-    """Map a dotted name to its description."""
+    """Map an allowed dotted name to its description."""
     for new, old in RENAMED.items():
         name = old + name.removeprefix(new) if name.startswith(new) else name
     if name in STORAGES:
@@ -102,7 +102,7 @@ def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
 
 
 def checked_key(key: object) -> object:
-    """Return a dict key that is cheap to hash. Nested tuples take exponential time, and large integers can collide."""
+    """Return a key that is safe to hash: nested tuples take exponential time, and large integers can collide."""
     if type(key) not in (str, int, bool, float, type(None)) or (type(key) is int and abs(key) > MAX_KEY):
         raise InvalidFile(f"has a dict key of type {type(key).__name__}; expected text or a small number")
     return key
@@ -142,7 +142,7 @@ class View:
 
 @dataclass(eq=False, repr=False)
 class Latin1:
-    """Bytes in protocol 2: text for `_codecs.encode`, or an empty `bytes()`."""
+    """Bytes as pickled by protocol 2: text for `_codecs.encode`, or an empty `bytes()`."""
 
     text: str
 
@@ -242,7 +242,7 @@ class TensorMaker:
                 raise InvalidFile(f"sets the state of an object of type {type(made).__name__} {ADVICE}")
 
     def storage(self, identity: object) -> Elements:
-        """Resolve BINPERSID: return a storage outside the pickle."""
+        """Resolve BINPERSID: describe a storage outside the pickle."""
         match identity:
             case ("storage", StorageType(dtype), str(key), str(), int(number), *rest) if (
                 number >= 0 and rest in NO_VIEW
@@ -266,7 +266,7 @@ class TensorMaker:
                 case [key, value]:
                     made[checked_key(key)] = value
                 case _:
-                    raise InvalidFile(f"builds a dict from {type(pair).__name__} instead of a pair {ADVICE}")
+                    raise InvalidFile(f"builds a dict from {type(pair).__name__} values instead of pairs {ADVICE}")
         return made
 
     def _view(self, storage: Storage, dtype: object, place: list[object], metadata: Sequence[object] = ()) -> View:
@@ -286,7 +286,7 @@ class TensorMaker:
         self._count_tensor()
         self._tensor_bytes += numbers * dtype.itemsize
         if self._tensor_bytes > (most := HARMLESS_BYTES + MAX_SHARING * self.length):
-            raise InvalidFile(f"has {self.length:,} bytes, but contains tensors of more than {most:,} bytes")
+            raise InvalidFile(f"expands from {self.length:,} bytes to more than {most:,} bytes of tensors")
         return View(storage, dtype, int(offset), shape, stride)
 
     def _count_tensor(self) -> None:
@@ -307,9 +307,9 @@ class TensorMaker:
                 raise InvalidFile(f"contains an array whose data has type {type(data).__name__}; expected bytes")
         array.kind, array.shape, array.fortran, array.data = array_type(kind.order + kind.code), shape, fortran, data
         if held != (needed := count_elements(shape) * array.kind.dtype.itemsize):
-            raise InvalidFile(f"contains an array of shape {list(shape)} that needs {needed:,} bytes, but has {held:,}")
+            raise InvalidFile(f"contains an array with {held:,} bytes, but its shape {list(shape)} requires {needed:,}")
         self._count_tensor()
         self._array_bytes += needed
         if self._array_bytes > HARMLESS_BYTES + self.length:  # each array is copied from the file once
-            raise InvalidFile(f"has {self.length:,} bytes, but contains arrays of {self._array_bytes:,} bytes")
+            raise InvalidFile(f"expands from {self.length:,} bytes to {self._array_bytes:,} bytes of arrays")
         return array
