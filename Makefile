@@ -25,7 +25,7 @@ demo: setup
 # Two processes with one thread each. A file's tests run in one process and share its fixtures.
 # Bytecode is cached even if the environment says otherwise: compiling all modules takes longer than many tests.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
-	--numprocesses 2 --dist loadfile --no-loadscope-reorder
+	--numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: setup
 	@$(PYTEST)

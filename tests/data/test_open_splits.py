@@ -35,9 +35,9 @@ def test_split_depends_only_on_the_seed() -> None:
 
 
 def test_error_names_the_class_that_cannot_be_split() -> None:
-    with pytest.raises(ValueError, match=r"pets: 'dog' has only one image"):
+    with pytest.raises(ValueError, match=r"pets: .*at least 2 images.* 'dog'"):
         stratified(np.array([0, 0, 1, 2, 2]), ("cat", "dog", "owl"), 0.2, 0, "pets")
-    with pytest.raises(ValueError, match=r"'cat', 'owl' have only one image"):
+    with pytest.raises(ValueError, match=r"'cat', 'owl'"):
         stratified(np.array([0, 1, 1, 2]), ("cat", "dog", "owl"), 0.2, 0, "pets")
     with pytest.raises(ValueError, match="val_fraction is 1"):
         stratified(np.array([0, 0]), ("cat",), 1, 0, "pets")

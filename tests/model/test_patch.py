@@ -48,5 +48,5 @@ def test_subset_equals_selected_patches(method: str, norm_eps: float | None) -> 
 
 
 def test_error_for_indivisible_size_names_the_nearest_sizes() -> None:
-    with pytest.raises(ValueError, match=r"30 x 33 .*16 x 16 patches.*16 x 32 and 32 x 48"):
+    with pytest.raises(ValueError, match=r"30 x 33 .*16 x 16 patches.*16 x 32 or 32 x 48"):
         PatchEmbedding(3, 8, (16, 16))(torch.zeros(1, 3, 30, 33))

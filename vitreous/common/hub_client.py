@@ -273,7 +273,7 @@ def _check_headers(exchange: Exchange, request: httpx2.Request, response: httpx2
         if not value.isprintable():
             raise bad(header, "no control characters")
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise bad("Content-Encoding", "no encoding, as requested")
+        raise bad("Content-Encoding", "no encoding, because none was requested")
     # huggingface_hub derives file and folder names from these headers.
     if not re.fullmatch("[0-9a-f]{40}", response.headers.get("X-Repo-Commit", "0" * 40)):
         raise bad("X-Repo-Commit", "40 hex digits")

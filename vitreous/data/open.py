@@ -173,8 +173,8 @@ def stratified(
     counts = np.bincount(labels, minlength=len(classes))
     if single := [classes[c] for c in np.flatnonzero(counts == 1).tolist()]:
         raise ValueError(
-            f"{name}: {listed(single)} {'has' if len(single) == 1 else 'have'} only one image, too few to split into "
-            "train and val; add more images or provide a val split"
+            f"{name}: each class needs at least 2 images to be split into train and val, but only 1 was found for "
+            f"{listed(single)}; add more images or provide a val split"
         )
     numbers = SampleRng(seed, 0, torch.arange(len(labels))).uniform("split").numpy()
     order = np.lexsort((numbers, labels))  # grouped by class, shuffled within each

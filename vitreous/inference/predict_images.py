@@ -89,7 +89,7 @@ def predict(
     model = open_model(model, image_size)
     if model.config.task == "segment":
         if top is not None:
-            fail("top", top, "omitted for a segmenter, which reports the fraction of each class")
+            fail("top", top, "omitted for a segmenter, which always reports all classes")
         if decode != "exact":
             fail("decode", decode, "'exact' for a segmenter, which needs full resolution")
         segmenter = SegmentPredictor(model, device, precision, flip, batch_size=batch_size)

@@ -7,7 +7,7 @@ from torch import nn
 from vitreous.model import options, position
 from vitreous.model.attention import PoolingAttention, SelfAttention
 from vitreous.model.block import Block, GeluMlp, Mlp, SwiGluMlp
-from vitreous.model.config import AnyConfig, ResNetConfig, SegmenterConfig, ViTConfig
+from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.encoder import Encoder
 from vitreous.model.heads import build_head
 from vitreous.model.init import xavier_
@@ -41,7 +41,7 @@ def build(config: ModelConfig) -> Model:
             return ResNet(config)
         case SegmenterConfig():
             return build_segmenter(config)
-    raise TypeError(f"config must be one of {AnyConfig}, got {type(config).__name__}")
+    raise TypeError(f"config must be a model config, got {type(config).__name__}")
 
 
 def build_vit(config: ViTConfig) -> ViT:

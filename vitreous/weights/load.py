@@ -167,7 +167,7 @@ def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], loss
     config, target = model.config, Path(path)
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
-        raise ValueError(f"{target} has the suffix {target.suffix!r}; {format.title} files end in {usual}")
+        raise ValueError(f"{target} must end in {usual} for {format.title}")
     if unsupported := unknown_options(config) or format.unsupported(config):
         raise UnsupportedByFormat(f"{format.title} does not support this model: {'; '.join(unsupported)}")
     differences = format.differences(config, folder=target.suffix not in SUFFIXES)

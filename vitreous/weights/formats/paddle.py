@@ -91,7 +91,7 @@ class PaddleViT(Format):
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         if "pre_logits.0.weight" in state.tensors:
-            raise BadCheckpoint(f"{state.path} has ReLU before its classifier (pre_logits.0), which is not supported")
+            raise BadCheckpoint(f"{state.path} has a ReLU before its classifier (pre_logits.0), which is not supported")
         width, channels, *patch = state.shape(f"{PATCH}.weight", 4)
         distilled = "dist_token" in state.tensors
         builder.set(

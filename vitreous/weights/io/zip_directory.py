@@ -84,5 +84,5 @@ def _start(info: zipfile.ZipInfo, file: io.FileIO) -> int:
     except (ValueError, OSError, struct.error):
         signature = b""
     if signature != ZIP_START:
-        raise InvalidFile(f"lists {shown(info.filename)} at byte {info.header_offset:,}, where no member starts")
+        raise InvalidFile(f"lists {shown(info.filename)} at byte {info.header_offset:,}, but no member starts there")
     return info.header_offset + LOCAL.size + name + extra

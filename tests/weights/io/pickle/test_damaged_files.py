@@ -37,7 +37,7 @@ FILES = {
         "truncated: x/data/0 ends at byte 2,147",
     ),
     "members that overlap": (shifted(ZIP, b"PK\1\2", 42, "<I", 0), "which overlaps x/data"),
-    "a member elsewhere": (shifted(ZIP, b"PK\1\2", 42, "<I", 200), "at byte 200, where no member starts"),
+    "a member elsewhere": (shifted(ZIP, b"PK\1\2", 42, "<I", 200), "at byte 200, but no member starts"),
     "a name twice": (zip_of({"x/data.pkl": b"", "x/data/0": b"", "x/data/1": b""}).replace(b"a/1", b"a/0"), "0 twice"),
     "a directory without end": (
         b"PK\3\4" + bytes(2**23) + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, 2**23, 4, 0),

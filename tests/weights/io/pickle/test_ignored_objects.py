@@ -44,8 +44,8 @@ BY_HAND = {
     "pathlib._local.PosixPath": b"X\1\0\0\0a\x85R",
 }
 HOSTILE = {
-    "a namespace as a key": (b"\x80\2}" + NAMESPACE + b")\x81Ns.", "a dict key of type Ignored"),
-    "a class as a key": (b"\x80\2}" + NAMESPACE + b"Ns.", "a dict key of type IgnoredClass"),
+    "a namespace as a key": (b"\x80\2}" + NAMESPACE + b")\x81Ns.", "dict key of type Ignored"),
+    "a class as a key": (b"\x80\2}" + NAMESPACE + b"Ns.", "dict key of type IgnoredClass"),
     "a call of a namespace": (b"\x80\2" + NAMESPACE + b")\x81)R.", "calls an object of type Ignored"),
     "an object of a namespace": (b"\x80\2" + NAMESPACE + b")\x81)\x81.", "uses the pickle opcode NEWOBJ"),
     "an object of a function": (b"\x80\2ctorch\nSize\n)\x81.", "uses the pickle opcode NEWOBJ"),

@@ -31,7 +31,7 @@ def interpret(data: memoryview, maker: TensorMaker, at: int = 0) -> tuple[object
     try:
         for step, (opcode, argument, _) in enumerate(pickletools.genops(cast(IO[bytes], reader))):
             if step == MAX_STEPS:
-                raise InvalidFile(f"contains a pickle with more than {MAX_STEPS:,} opcodes, which no checkpoint needs")
+                raise InvalidFile(f"contains a pickle with more than {MAX_STEPS:,} opcodes")
             if opcode.name == "STOP":
                 break
             machine.step(opcode.name, argument)
@@ -152,7 +152,7 @@ class _Machine:
     def _extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not list:
-            raise InvalidFile(f"appends to a value of type {type(target).__name__}; expected a list {ADVICE}")
+            raise InvalidFile(f"contains a pickle that appends to a {type(target).__name__} instead of a list {ADVICE}")
         target += items
 
     def _update(self, items: Sequence[Any]) -> None:
@@ -160,6 +160,8 @@ class _Machine:
         if type(target) is Ignored:  # e.g. settings that subclass dict
             return
         if type(target) is not dict:
-            raise InvalidFile(f"sets items of a value of type {type(target).__name__}; expected a dict {ADVICE}")
+            raise InvalidFile(
+                f"contains a pickle that sets items in a {type(target).__name__} instead of a dict {ADVICE}"
+            )
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[checked_key(key)] = value

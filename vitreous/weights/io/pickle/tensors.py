@@ -104,7 +104,9 @@ def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
 def checked_key(key: object) -> object:
     """Return a key that is safe to hash: nested tuples take exponential time, and large integers can collide."""
     if type(key) not in (str, int, bool, float, type(None)) or (type(key) is int and abs(key) > MAX_KEY):
-        raise InvalidFile(f"has a dict key of type {type(key).__name__}; expected text or a small number")
+        raise InvalidFile(
+            f"has an unsupported dict key of type {type(key).__name__}; expected a string or a small number"
+        )
     return key
 
 
@@ -266,7 +268,7 @@ class TensorMaker:
                 case [key, value]:
                     made[checked_key(key)] = value
                 case _:
-                    raise InvalidFile(f"builds a dict from {type(pair).__name__} values instead of pairs {ADVICE}")
+                    raise InvalidFile(f"contains a dict built from {type(pair).__name__} values, not pairs {ADVICE}")
         return made
 
     def _view(self, storage: Storage, dtype: object, place: list[object], metadata: Sequence[object] = ()) -> View:
