@@ -97,6 +97,8 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
     if len(choices) == 1:
         return decode(choices[0], value, path)
     if not all(dataclasses.is_dataclass(choice) for choice in choices):
+        if Path in choices and isinstance(value, str | Path):
+            return value
         if any(value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind for kind in choices):
             return value
         raise ValueError(f"{path} must be {' or '.join(map(str, choices))}, got {value!r}")

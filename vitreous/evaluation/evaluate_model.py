@@ -78,7 +78,7 @@ def evaluate(
     *,
     split: Literal["train", "val", "test"] | None = None,
     image_size: int | Sequence[int] | None = None,
-    data_root: Path | None = None,
+    data_root: str | os.PathLike[str] | None = None,
     val_fraction: float = 0.2,
     seed: int = 0,
     batch_size: int = 64,
@@ -89,7 +89,7 @@ def evaluate(
     decode: Literal["exact", "fast"] = "exact",
     probe: Probe | None = None,
     features: FeatureKind = "pooled",
-    cache: Path | None = None,
+    cache: str | os.PathLike[str] | None = None,
     neighbours: Sequence[int] = (20,),
     shots: Sequence[int] = (),
     ignore: Sequence[str] = (),
@@ -123,8 +123,8 @@ def evaluate(
     _check_used(probe == "knn", "--probe knn", neighbours=(tuple(neighbours), (20,)))
     _check_used(probe == "fewshot", "--probe fewshot", shots=(tuple(shots), ()))
     _check_used(probe is None, "a classifier, without --probe", decode=(decode, "exact"))
-    spec = os.fspath(data)
-    opening: dict[str, Any] = {"root": data_root, "val_fraction": val_fraction, "seed": seed}
+    spec, root = os.fspath(data), None if data_root is None else Path(data_root)
+    opening: dict[str, Any] = {"root": root, "val_fraction": val_fraction, "seed": seed}
     running: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "workers": workers}
     if probe is not None:
         if ignore:
@@ -137,7 +137,8 @@ def evaluate(
         predictor = Predictor(open_encoder(model, image_size), device, **running)
         return probe_encoder(
             predictor, found.train, name, source, probe,
-            features=features, cache=cache, neighbours=neighbours, shots=shots, seed=seed,
+            features=features, cache=None if cache is None else Path(cache),
+            neighbours=neighbours, shots=shots, seed=seed,
         )  # fmt: skip
     model = open_model(model, image_size)
     if model.config.task == "segment":

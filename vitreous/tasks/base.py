@@ -114,7 +114,7 @@ class Task(ABC):
     @classmethod
     def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
         where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
-        return open_data(config.data, **where, labelled=cls.labelled)
+        return open_data(str(config.data), **where, labelled=cls.labelled)
 
     @classmethod
     def classes(cls, data: DataSet) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def train(
     """
     started = time.monotonic()
     own_task = task if isinstance(task, type) else None
-    given = {"data": data and str(data), "init": init, "task": None if own_task else task}
+    given = {"data": data, "init": init, "task": None if own_task else task}
     fields |= {name: value for name, value in given.items() if value is not None}
     arguments = ["config"] * (config is not None) + [f"{name}={value!r}" for name, value in fields.items()]
     command = command or f"vitreous.train({', '.join(arguments)})"
@@ -381,7 +381,7 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
     source = val.source if isinstance(val, Subset) else val
     if isinstance(source, FileSource) and val.name(0).isprintable():
         image = shlex.quote(str(source.root / val.name(0)))
-    flags = shlex.quote(config.data)
+    flags = shlex.quote(str(config.data))
     for name in ("seed", "val_fraction", "data_root"):
         if (value := getattr(config, name)) != getattr(TrainConfig, name):
             flags += f" --{name.replace('_', '-')} {value}"
