@@ -20,6 +20,7 @@ from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.protocol import Model
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
+from vitreous.weights.catalog import CATALOG
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.detect_format import canonical_name, format_named, identify
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
@@ -228,15 +229,28 @@ def is_hub(source: str | Path) -> bool:
 
 
 def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint:
-    """Open a folder, a file or `hf-hub:owner/name[@revision]`; its format is detected unless given."""
+    """Open a folder, a file, a catalog name or `hf-hub:owner/name[@revision]`; its format is detected unless given."""
     if format is not None:
         format = canonical_name(format)
-    snapshot = download(source) if is_hub(source) else None
+    snapshot = download(source) if is_hub(source) else _download_pretrained(str(source))
     path = Path(source) if snapshot is None else snapshot.folder
     native = not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
     if format == "vitreous" or (format is None and native):
         return Checkpoint(NativeCheckpoint(path), snapshot)
     return Checkpoint(ForeignCheckpoint(path, format), snapshot)
+
+
+def _download_pretrained(name: str) -> Snapshot | None:
+    """Download weights from the catalog; None for other names, and for names of local files, which take precedence."""
+    if name not in CATALOG or Path(name).exists():
+        return None
+    entry = CATALOG[name]
+    terms = f"license {entry.license}, paper https://arxiv.org/abs/{entry.paper}"
+    try:
+        return download(entry.source, f"downloading {name} ({entry.source}): {terms}")
+    except OSError as error:
+        files = "its config.json and model.safetensors"
+        raise OSError(f"{name}: {error}; or copy {files} to a folder and use its path instead of {name}") from None
 
 
 def load(
@@ -250,7 +264,8 @@ def load(
 
     The model is on torch's default device, as with `vitreous.create`. On "meta" it has shapes but no weights.
 
-    source: A folder, a file, or `hf-hub:owner/name[@revision]`.
+    source: A folder, a file, a catalog name such as "dinov2-s" (see `vitreous info --pretrained`), or
+        `hf-hub:owner/name[@revision]`.
     format: The checkpoint format; detected by default.
     image_size: Resample the position embeddings to this image size with the method of the checkpoint's own library.
     num_classes: Replace the head with a new one for this number of classes; 0 removes it.
