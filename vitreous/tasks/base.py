@@ -13,7 +13,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from vitreous.common.checks import BadValue, Size, as_size
+from vitreous.common.checks import BadValue, Size, as_size, fail
 from vitreous.common.rng import SampleRng
 from vitreous.data.augment.batch import augment
 from vitreous.data.augment.config import Augmentation
@@ -110,6 +110,8 @@ class Task(ABC):
         for name, value in flatten(config).items():
             if name in TASK_OPTIONS - cls.options and value and value != default[name]:
                 raise BadValue(f"{name} is {value}, but it has no effect with --task {config.task}")
+        if config.init == "auto" and not cls.labelled:
+            fail("init", "auto", f"a checkpoint or a catalog name with --task {config.task}")
 
     @classmethod
     def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
@@ -218,8 +220,8 @@ def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
 
 
 def open_init(config: TrainConfig) -> Checkpoint | None:
-    """Open the checkpoint of --init; None without --init."""
-    return None if config.init is None else open_checkpoint(config.init)
+    """Open the checkpoint of --init; None without --init, and for auto, which depends on the data."""
+    return None if config.init in (None, "auto") else open_checkpoint(str(config.init))
 
 
 def checkpoint_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig | None:

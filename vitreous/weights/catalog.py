@@ -19,7 +19,8 @@ OWNER = "timm"
 EVALUATED = "ImageNet-1k top-1 of these weights, measured by timm"
 LINEAR = "ImageNet-1k top-1 of a linear probe, reported by the authors"
 FINE_TUNED = "ImageNet-1k top-1 after fine-tuning, reported by the authors"
-FINE_TUNED_224 = "ImageNet-1k top-1 after fine-tuning (the entry without -in21k), measured by timm"
+FINE_TUNED_224 = "ImageNet-1k top-1 after fine-tuning at 224 pixels (the entry without -in21k), measured by timm"
+FINE_TUNED_448 = "ImageNet-1k top-1 after fine-tuning at 448 pixels (the entry without -in21k), measured by timm"
 FINE_TUNED_384 = "ImageNet-1k top-1 after fine-tuning at 384 pixels, reported by the authors"
 
 
@@ -128,6 +129,14 @@ CATALOG: dict[str, Pretrained] = {
         "vit-b16-384": ("vit_base_patch16_384.orig_in21k_ft_in1k", "ViT-B/16", 384, 86.9, 84.2),
         "vit-l32-384": ("vit_large_patch32_384.orig_in21k_ft_in1k", "ViT-L/32", 384, 306.6, 81.5),
         "vit-r50-b16-384": ("vit_base_r50_s16_384.orig_in21k_ft_in1k", "R50+ViT-B/16", 384, 99.0, 85.0),
+    }),
+    **_family("1912.11370", "apache-2.0", EVALUATED, {
+        "bit-r50x1": ("resnetv2_50x1_bit.goog_in21k_ft_in1k", "BiT-R50x1", 448, 25.5, 80.4),
+        "bit-r101x1": ("resnetv2_101x1_bit.goog_in21k_ft_in1k", "", 448, 44.5, 82.3),
+    }),
+    **_family("1912.11370", "apache-2.0", FINE_TUNED_448, {
+        "bit-r50x1-in21k": ("resnetv2_50x1_bit.goog_in21k", "BiT-R50x1", 224, 68.3, 80.4),
+        "bit-r101x1-in21k": ("resnetv2_101x1_bit.goog_in21k", "", 224, 87.3, 82.3),
     }),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from vitreous.common.atomic_files import atomic_file, atomic_folder
 from vitreous.common.checks import BadValue, as_size, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
-from vitreous.model.config import ViTConfig
+from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.protocol import Model
 from vitreous.model.resnet import ResNet
@@ -84,11 +84,11 @@ def _weights_in(folder: Path) -> Path:
 class _Plan(NamedTuple):
     """A config inferred from tensors, and everything needed to build its model."""
 
-    config: ViTConfig
+    config: ViTConfig | ResNetConfig
     format: Format
     state: StateDict
     table: list[Row]
-    blank: ViT
+    blank: Model
     provenance: dict[str, Any]
     warning: str | None
 
@@ -131,24 +131,25 @@ class ForeignCheckpoint:
         self, format: Format, opened: StateDict, overrides: Mapping[str, Any], image_size: Any, new_head: bool
     ) -> _Plan:
         """Infer the config. With `new_head`, an unsupported classifier is ignored."""
-        hints = get_type_hints(ViTConfig)
+        kind = format.config_class
+        hints = get_type_hints(kind)
         for field in overrides:
             if field not in hints:
-                raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
+                raise BadValue(f"{field!r} is not a field of {kind.__name__}{suggestion(field, hints)}")
         given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
         state = format.normalise(opened)
         builder = ConfigBuilder(state, overrides, new_head)
         try:
             format.infer(state, builder, image_size)
-            config = dataclasses.replace(ViTConfig(labels=()), **builder.fields | given)
+            config = dataclasses.replace(kind(labels=()), **builder.fields | given)
         except BadCheckpoint:
             raise
         except ValueError as error:
             # Overrides that do not match the tensors are a bad argument; everything else is a bad file.
             caller = isinstance(error, BadValue) and any(field in str(error) for field in given)
             raise (BadValue if caller else BadCheckpoint)(f"{state.path} (read as {format.title}): {error}") from error
-        if config.depth * 4 > len(state.tensors):  # before building thousands of layers
-            raise BadCheckpoint(f"{state.path} has {len(state.tensors)} tensors, too few for a depth of {config.depth}")
+        if (depth := config.num_layers) * 4 > len(state.tensors):  # before building thousands of layers
+            raise BadCheckpoint(f"{state.path} has {len(state.tensors)} tensors, too few for a depth of {depth}")
         table = format.table(config)
         used = {name for row in table for name in row.theirs}
         dropped = [name for name in state.tensors if name not in used and matches(name, format.ignored)]
@@ -313,7 +314,9 @@ def save(
         save_folder(model, path, provenance)
     elif not isinstance(model, ViT):
         kind, part = type(model).__name__, "" if model.backbone is model else ", or save its .backbone"
-        raise UnsupportedByFormat(f"{format} supports only ViT models, got {kind}: use format='vitreous'{part}")
+        raise UnsupportedByFormat(
+            f"{format} files can only be written for ViT models, got {kind}: use format='vitreous'{part}"
+        )
     else:
         write_foreign(model, format_named(format), path, lossy)
     if repository is not None:
