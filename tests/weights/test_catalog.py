@@ -90,6 +90,11 @@ def test_table_in_the_docs_is_current() -> None:
         for name, entry in CATALOG.items()
     }
     assert {name: rows.get(name) for name in shown} == shown
+    for entry in CATALOG.values():
+        assert (
+            f"([{entry.paper}](https://arxiv.org/abs/{entry.paper}), {entry.license}). Accuracy: {entry.measured}."
+            in DOCS.read_text()
+        )
 
 
 # ---- Names -----------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def evaluate(
 ) -> Metrics:
     """Evaluate a classifier (accuracy, calibration), a segmenter (mean IoU), or frozen features with a probe.
 
-    model: Model, or checkpoint (a folder, a weight file, or hf-hub:owner/name).
+    model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
     data: Data set, as for `vitreous.train`.
     split: Split to evaluate; by default test if it exists, otherwise val.
     image_size: Image size, by default that of the model; position embeddings are resampled.

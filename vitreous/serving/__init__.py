@@ -32,7 +32,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP until SIGINT or SIGTERM, then finish the requests in progress.
 
-    checkpoints: one or more checkpoint folders, other libraries' weight files, or hf-hub:owner/name.
+    checkpoints: one or more checkpoint folders, other libraries' weight files, catalog names, or hf-hub:owner/name.
     host, port: address to listen on; port 0 picks a free port.
     image_size: input size if not the checkpoint's, as one side or (height, width); positions are resampled.
     device, precision: compute device (auto, cpu, cuda or mps) and precision.
