@@ -107,6 +107,11 @@ def test_run_starts_from_the_chosen_weights(
     assert '"init": "dinov2-s"' in (tmp_path / "run" / "config.json").read_text()
 
 
+def test_catalog_name_as_model_is_answered_with_init() -> None:
+    with pytest.raises(BadValue, match=r"model is 'dinov2-s', but must be a preset; .* --init dinov2-s"):
+        vitreous.train(data="digits", model="dinov2-s")
+
+
 def test_auto_needs_a_task_with_labels() -> None:
     with pytest.raises(BadValue, match="init is 'auto', but must be a checkpoint or a catalog name with --task mae"):
         vitreous.train(data="digits", task="mae", init="auto")

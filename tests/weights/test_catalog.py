@@ -187,6 +187,21 @@ def test_weights_are_downloaded_by_name_and_the_license_is_printed_once(
     assert hub.fetched() == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.slow
+def test_automatic_run_downloads_its_weights(hub: Hub, client: Client, tmp_path: Path) -> None:
+    timm, entry = import_timm(), CATALOG["dinov2-s"]
+    timm.models.save_for_hf(noisy(timm.create_model(entry.model, depth=1)), tmp_path / "m", safe_serialization=True)
+    commit = hub.add(entry.repository, files_of(tmp_path / "m"))
+    arguments = ["train", "--data", "shapes:size=56,count=8,val=4", "--init", "auto", "--out", str(tmp_path / "run")]
+    result = client.ask("command", *arguments, "--steps", "1", "--batch-size", "4", "--device", "cpu")
+    assert result["status"] == 0, result["errors"]
+    assert "license apache-2.0" in result["errors"]
+    assert "auto: init = dinov2-s" in result["out"]
+    document = json.loads((tmp_path / "run" / "best" / "config.json").read_text())
+    assert (document["provenance"]["repository"], document["provenance"]["commit"]) == (entry.repository, commit)
+    assert document["model"]["image_size"] == [112, 112]
+
+
 def test_offline_error_names_the_entry_and_what_to_do(hub: Hub, client: Client, offline: Client) -> None:
     line = failure(offline, "load", "deit-ti")
     assert line.startswith("OSError: deit-ti: hf-hub:timm/deit_tiny_patch16_224.fb_in1k is not in the cache")

@@ -27,6 +27,7 @@ from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.report.html import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
+from vitreous.weights.catalog import CATALOG
 from vitreous.weights.load import Checkpoint, open_checkpoint
 from vitreous.weights.native import provenance_of
 
@@ -239,6 +240,8 @@ def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
 
 def check_preset(config: TrainConfig) -> None:
     """Raise if --model or its overrides are invalid."""
+    if config.model in CATALOG:
+        fail("model", config.model, f"a preset; for these pretrained weights, use --init {config.model}")
     if config.model is not None:
         configure(config.model, None, image_size(config), model_fields(config))
 
