@@ -90,6 +90,12 @@ def test_paths_of_a_config_are_str_or_path(kind: type[str] | type[Path]) -> None
     assert Distillation(teacher=kind("t")).teacher == "t"
 
 
+def test_other_types_of_paths_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"^init must be str or Path, got 3$"):
+        with_fields(TrainConfig(), {"init": 3})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [str, Path])
 def test_train_accepts_str_and_path(kind: type[str] | type[Path], tmp_path: Path) -> None:
     vitreous.save(vitreous.create("ViT-Lite-6/4", overrides=SMALL), tmp_path / "start")

@@ -101,16 +101,18 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
             return value
         if any(value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind for kind in choices):
             return value
-        raise ValueError(f"{path} must be {' or '.join(map(str, choices))}, got {value!r}")
+        kinds = [getattr(kind, "__name__", str(kind)) for kind in choices]
+        raise ValueError(f"{path} must be {' or '.join(kinds)}, got {value!r}")
     if isinstance(value, tuple(choices)):
         return value
-    kinds = {choice.__name__: choice for choice in choices}
+    by_name = {choice.__name__: choice for choice in choices}
+    known = ", ".join(by_name)
     if not isinstance(value, dict):
-        raise ValueError(f"{path} must be an object whose kind is one of {', '.join(kinds)}, got {value!r}")
+        raise ValueError(f"{path} must be an object whose kind is one of {known}, got {value!r}")
     kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(f"{path}.kind must be one of {', '.join(kinds)}, got {kind!r}{suggestion(str(kind), kinds)}")
-    return from_dict(kinds[kind], value, path)
+    if not isinstance(kind, str) or kind not in by_name:
+        raise ValueError(f"{path}.kind must be one of {known}, got {kind!r}{suggestion(str(kind), by_name)}")
+    return from_dict(by_name[kind], value, path)
 
 
 def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
