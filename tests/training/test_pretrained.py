@@ -95,6 +95,7 @@ def test_run_without_a_network_starts_from_scratch(monkeypatch: pytest.MonkeyPat
         resolve(500, 200, "cpu", train_only="head")
 
 
+@pytest.mark.slow
 def test_run_starts_from_the_chosen_weights(
     opened: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_weights_are_downloaded_by_name_and_the_license_is_printed_once(
     hub: Hub, client: Client, tiny: Path, tmp_path: Path
 ) -> None:
