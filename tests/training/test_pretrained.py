@@ -64,7 +64,8 @@ def test_weights_fit_the_data_and_the_device(
     assert set(opened) == {name}
     assert (config.init, config.image_size, config.batch_size) == (name, (size,), None)
     assert init is not None
-    assert f"init = {name} (for {count} images of about {side} pixels on {device})" in notes
+    assert notes[0].startswith(f"init = {name} (")
+    assert f"for {count} images of about {side} pixels on {device}" in notes[0]
     assert resolve(count, side, device, image_size=(98,))[0].image_size == (98,)
 
 

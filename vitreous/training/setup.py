@@ -206,8 +206,9 @@ def open_pretrained(
     about = f"{count} images of about {side} pixels on {device}"
     if side <= SMALL and device == "cpu":
         return dataclasses.replace(config, init=None), None, [f"init = none (training from scratch suits {about})"]
-    name = "dinov2-b" if device == "cuda" and count <= MANY else "dinov2-s"
-    notes = [f"init = {name} (for {about})"]
+    large = device == "cuda" and count <= MANY
+    name = "dinov2-b" if large else "dinov2-s"
+    notes = [f"init = {name} ({'better' if large else 'faster'} than dinov2-{'s' if large else 'b'}; for {about})"]
     try:
         world.first_only(lambda: open_checkpoint(name) and None)  # one download for all processes
         init = open_checkpoint(name)
