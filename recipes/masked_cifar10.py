@@ -149,10 +149,9 @@ def rate(lr: float, batch_size: int, usual: int) -> float:
 def finished(config: TrainConfig) -> dict[str, Any]:
     """Train or resume a run and return its metrics. A finished run with the same settings is not repeated."""
     import vitreous
-    from vitreous.training.run_folder import resumed_config
+    from vitreous.training.run_folder import folder_of, resumed_config
 
-    folder = config.out
-    assert folder is not None
+    folder = folder_of(config)
     if (folder / "config.json").exists():
         config = dataclasses.replace(config, resume=True)
         resumed_config(config)  # raises if the settings differ

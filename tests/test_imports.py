@@ -99,7 +99,11 @@ def test_the_model_needs_only_torch(path: Path) -> None:
     assert tops <= {"torch", "jaxtyping", "vitreous"} | set(sys.stdlib_module_names)
 
 
-COMMANDS = [["-c", "import vitreous, vitreous.cli.main"], ["-m", "vitreous", "--help"]]
+COMMANDS = [
+    ["-c", "import vitreous, vitreous.cli.main"],
+    ["-m", "vitreous", "--help"],
+    ["-m", "vitreous", "info", "--pretrained"],
+]
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=str)

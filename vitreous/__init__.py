@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vitreous.model.config import ResNetConfig as ResNetConfig
     from vitreous.model.config import SegmenterConfig as SegmenterConfig
     from vitreous.model.config import ViTConfig as ViTConfig
-    from vitreous.model.presets import create as create
     from vitreous.model.resnet import ResNet as ResNet
     from vitreous.model.segmenter import Segmenter as Segmenter
     from vitreous.model.tokens import Features as Features
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from vitreous.training.run import train as train
     from vitreous.weights.convert import Conversion as Conversion
     from vitreous.weights.convert import convert as convert
+    from vitreous.weights.create import create as create
     from vitreous.weights.formats.base import AssumptionWarning as AssumptionWarning
     from vitreous.weights.load import load as load
     from vitreous.weights.load import save as save
@@ -40,7 +40,7 @@ _HOMES = {
     "build": "vitreous.model.build",
     "Conversion": "vitreous.weights.convert",
     "convert": "vitreous.weights.convert",
-    "create": "vitreous.model.presets",
+    "create": "vitreous.weights.create",
     "embed": "vitreous.inference.predict_images",
     "evaluate": "vitreous.evaluation.evaluate_model",
     "explain": "vitreous.explanation.explain",

@@ -9,13 +9,15 @@ from PIL import Image
 
 import vitreous
 from automatic_choices import build_model
+from vitreous.common.codec import from_dict, to_dict
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import DataSet
 from vitreous.model.options import AttentionPool, Gelu, Preprocessing
 from vitreous.model.segmenter import Segmenter
+from vitreous.tasks.config import with_fields
 from vitreous.tasks.masked import Mae
 from vitreous.tasks.segment import Segment
-from vitreous.training import Augment, Optim, Segmenting, TrainConfig
+from vitreous.training import Augment, Distillation, Optim, Segmenting, TrainConfig
 from vitreous.training.run import next_commands
 from vitreous.training.setup import choose
 from vitreous.weights.load import find_tensors
@@ -74,6 +76,39 @@ def test_next_commands_do_not_use_unlabelled_data_as_labelled(tmp_path: Path) ->
     assert not any(str(tmp_path) in line for line in next_commands(Path("run"), how, flat, Mae))
     digits = next_commands(Path("run"), config(task="mae", data="digits"), open_data("digits", labelled=False), Mae)
     assert sum("--data digits" in line for line in digits) == 2
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_paths_of_a_config_are_str_or_path(kind: type[str] | type[Path]) -> None:
+    how = TrainConfig(data=kind("d"), init=kind("i.pt"), data_root=kind("r"), out=kind("o"))
+    assert (how.data, how.init, how.data_root, how.out) == ("d", "i.pt", Path("r"), Path("o"))
+    changed = with_fields(
+        TrainConfig(), {"data": kind("d"), "init": kind("i.pt"), "data_root": kind("r"), "out": kind("o")}
+    )
+    assert changed == how
+    assert from_dict(TrainConfig, to_dict(how)) == how
+    assert Distillation(teacher=kind("t")).teacher == "t"
+
+
+def test_other_types_of_paths_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"^init must be str or Path, got 3$"):
+        with_fields(TrainConfig(), {"init": 3})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [str, Path])
+def test_train_accepts_str_and_path(kind: type[str] | type[Path], tmp_path: Path) -> None:
+    vitreous.save(vitreous.create("ViT-Lite-6/4", overrides=SMALL), tmp_path / "start")
+    how = TrainConfig(
+        data=kind("digits"), init=kind(tmp_path / "start"), out=kind(tmp_path / "run"), image_size=(8,), steps=1
+    )
+    run = vitreous.train(how)
+    assert run.folder == tmp_path / "run"
+    metrics = vitreous.evaluate(
+        kind(run.folder / "best"), "digits", probe="knn", data_root=kind(tmp_path), cache=kind(tmp_path / "cache")
+    )
+    assert metrics.count == 359
+    assert list((tmp_path / "cache").iterdir())
 
 
 WRONG_WORDS: list[tuple[type, dict[str, Any], str]] = [

@@ -32,7 +32,7 @@ def convert(
     Example: vitreous convert ViT-B_16.npz vit-b16/ --to huggingface
 
     Args:
-        source: File or folder in any supported format, or hf-hub:owner/name.
+        source: File or folder in any supported format, a catalog name such as dinov2-s, or hf-hub:owner/name.
         target: Output folder, or a file ending in .safetensors, .pth, .npz or .pdparams.
         to: Target format: vitreous, google, big_vision, timm, huggingface, torchvision, dinov2, mae, lucidrains,
             paddle or paddlevit.

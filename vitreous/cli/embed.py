@@ -25,7 +25,8 @@ def embed(
     Example: vitreous embed runs/first/best pictures/ --out vectors.parquet
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
+        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, a catalog name such as
+            dinov2-s, or hf-hub:owner/name.
         images: Image files, folders or globs, or `-` to read paths from standard input.
         out: Output file: .parquet, .jsonl, .json or .csv.
         image_size: Input size, if different from the checkpoint's; position embeddings are resampled.

@@ -51,7 +51,8 @@ def evaluate(
     Example: vitreous eval runs/first/best --data pictures/
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
+        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, a catalog name such as
+            dinov2-s, or hf-hub:owner/name.
         data: The data set; accepts the same values as `train --data`.
         split: Split to evaluate. By default the test split, or the validation split if there is no test split.
         image_size: Input size, if different from the checkpoint's; position embeddings are resampled.

@@ -36,7 +36,8 @@ def explain(
     Example: vitreous explain runs/first/best cat.jpg --out explained/
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
+        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, a catalog name such as
+            dinov2-s, or hf-hub:owner/name.
         image: Image file, or `none` for the figures that need no image (positions and filters).
         out: Folder for the figures.
         class_: Class to explain, by label or index. By default the most probable class.

@@ -1,4 +1,4 @@
-"""The `vitreous info` command: list all presets, or describe one model and its cost."""
+"""The `vitreous info` command: list all presets or pretrained weights, or describe one model."""
 
 import json as json_module
 from pathlib import Path
@@ -8,8 +8,10 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
+from vitreous.common.checks import BadValue, as_size, fail, suggestion
 from vitreous.common.codec import to_dict
 from vitreous.common.text import console, plural
+from vitreous.weights.catalog import CATALOG, Pretrained
 
 if TYPE_CHECKING:
     from vitreous.model.base_config import ModelConfig
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 def info(
     name: Annotated[Positional[str], arg(metavar="NAME|CHECKPOINT")] = "",
     *,
+    pretrained: bool = False,
     num_classes: int | None = None,
     image_size: ImageSize = (),
     json: bool = False,
@@ -27,16 +30,27 @@ def info(
     Example: vitreous info ViT-B/16 --image-size 384
 
     Args:
-        name: Preset or checkpoint. If omitted, all presets are listed.
+        name: Preset, checkpoint, or catalog name of pretrained weights. If omitted, all presets are listed.
+        pretrained: List all pretrained weights, which --init and every CHECKPOINT argument accept by name.
         num_classes: Number of classes, if different from the preset's; 0 for no head.
         image_size: Input size, if different from the model's.
         json: Print JSON instead of a table.
     """
-    from vitreous.model.cost import cost
-
+    if name in CATALOG and not Path(name).exists():
+        if num_classes is not None or image_size:
+            raise BadValue(f"--num-classes and --image-size have no effect for {name}, which is not downloaded")
+        _print_pretrained(name, as_json=json)
+        return
+    if pretrained:
+        if name:
+            fail("name", name, "omitted with --pretrained, or a catalog name")
+        _list_pretrained(as_json=json)
+        return
     if not name:
         _print_presets(as_json=json)
         return
+    from vitreous.model.cost import cost
+
     config, provenance = _find(name, num_classes, image_size)
     spent = cost(config)
     tokens = {"tokens": config.num_tokens} if config.num_tokens else {}
@@ -64,9 +78,47 @@ def _print_presets(as_json: bool) -> None:
     console().print(table)
 
 
+def _list_pretrained(as_json: bool) -> None:
+    if as_json:
+        print(json_module.dumps({name: _record(entry) for name, entry in CATALOG.items()}, indent=2))
+        return
+    heads = ("name", "image", "parameters", "top-1", "license", "preset")
+    table = Table(*heads, box=None, title="pretrained weights", title_justify="left")
+    for name, entry in CATALOG.items():
+        top1 = "-" if entry.top1 is None else f"{entry.top1:.1f}"
+        row = (str(entry.image_size), f"{entry.parameters:,.1f} M", top1, entry.license, entry.preset or "-")
+        table.add_row(name, *row)
+    console().print(table)
+    console().print("top-1 is on ImageNet-1k; `vitreous info NAME` says how it was measured", soft_wrap=True)
+
+
+def _print_pretrained(name: str, as_json: bool) -> None:
+    entry = CATALOG[name]
+    if as_json:
+        print(json_module.dumps({"name": name, **_record(entry)}, indent=2))
+        return
+    table = Table(box=None, show_header=False, title=name, title_justify="left")
+    rows = {
+        "source": f"{entry.source} (about {entry.parameters * 4:,.0f} MB, not downloaded by this command)",
+        "license": entry.license,
+        "paper": f"https://arxiv.org/abs/{entry.paper}",
+        "preset": entry.preset or "none",
+        "image": f"{entry.image_size} x {entry.image_size}",
+        "parameters": f"{entry.parameters:,.1f} million, with the head",
+        "top-1": "not reported" if entry.top1 is None else f"{entry.top1:.1f} % ({entry.measured})",
+        "use": f'vitreous train --data DIR --init {name}, or vitreous.load("{name}")',
+    }
+    for label, value in rows.items():
+        table.add_row(label, value)
+    console().print(table)
+
+
+def _record(entry: Pretrained) -> dict[str, Any]:
+    return {"source": entry.source, **vars(entry)}
+
+
 def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tuple["ModelConfig", dict[str, Any]]:
     """Return the config and provenance of a preset or checkpoint without reading its weights."""
-    from vitreous.common.checks import as_size
     from vitreous.model.presets import PRESETS, configure
 
     if name not in PRESETS and (name.startswith("hf-hub:") or Path(name).exists()):
@@ -79,6 +131,8 @@ def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tu
         from vitreous.weights.native import missing_checkpoint
 
         raise missing_checkpoint(Path(name))
+    if name not in PRESETS and name == name.lower() and (hint := suggestion(name, CATALOG)):  # presets have capitals
+        raise BadValue(f"there is no preset and no catalog entry {name!r}{hint}. Run `vitreous info --pretrained`")
     return configure(name, num_classes, image_size or None), {}
 
 

@@ -87,7 +87,7 @@ def reject_other_names(words: Sequence[str]) -> None:
     """Reject flags of other tools, and suggest the flag with the same meaning."""
     for word in words:
         name = word.split("=")[0].replace("_", "-")
-        if name in OTHER_NAMES:
+        if name in OTHER_NAMES and (words[0], name) != ("info", "--pretrained"):
             raise BadValue(f"unknown option {name}; did you mean {OTHER_NAMES[name]}?")
 
 

@@ -27,7 +27,8 @@ def predict(
     Example: vitreous predict runs/first/best cat.jpg "holiday/*.png"
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, or hf-hub:owner/name.
+        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, a catalog name such as
+            dinov2-s, or hf-hub:owner/name.
         images: Image files, folders or globs, or `-` to read paths from standard input.
         top: Labels per image; 5 by default.
         image_size: Input size, if different from the checkpoint's; position embeddings are resampled.

@@ -36,8 +36,8 @@ def serve(
     Example: vitreous serve runs/first/best --open
 
     Args:
-        checkpoints: One or more checkpoint folders such as runs/first/best, other libraries' weight files, or
-            hf-hub:owner/name.
+        checkpoints: One or more checkpoint folders such as runs/first/best, other libraries' weight files,
+            catalog names such as dinov2-s, or hf-hub:owner/name.
         host: Address to listen on; 0.0.0.0 accepts connections from other machines.
         port: Port to listen on; 0 picks a free one.
         image_size: Input size, if different from the checkpoint's; position embeddings are resampled.

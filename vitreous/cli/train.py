@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import arg
@@ -27,6 +28,10 @@ FIELDS = PrimitiveConstructorSpec[Mapping[str, Any]](
 class Flags(TrainConfig):
     """TrainConfig as command-line flags: `overrides` becomes --set, and option groups get headings."""
 
+    data: Annotated[str, arg(metavar="DATA")] = ""
+    init: Annotated[str | None, arg(metavar="CHECKPOINT|NAME")] = None
+    data_root: Path | None = None
+    out: Path | None = None
     overrides: Annotated[Mapping[str, Any], arg(name="set"), FIELDS] = field(default_factory=dict)
     """Other fields of the model config, as field=JSON, e.g. --set registers=4 'position={"kind": "Rotary2d"}'."""
     optim: Annotated[Optim, arg(name="optimizer")] = field(default_factory=Optim)

@@ -97,19 +97,22 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
     if len(choices) == 1:
         return decode(choices[0], value, path)
     if not all(dataclasses.is_dataclass(choice) for choice in choices):
+        if Path in choices and isinstance(value, str | Path):
+            return value
         if any(value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind for kind in choices):
             return value
         words = [one.__name__ if isinstance(one, type) else " or ".join(map(repr, get_args(one))) for one in choices]
         raise ValueError(f"{path} must be {' or '.join(words)}, got {value!r}")
     if isinstance(value, tuple(choices)):
         return value
-    kinds = {choice.__name__: choice for choice in choices}
+    by_name = {choice.__name__: choice for choice in choices}
+    known = ", ".join(by_name)
     if not isinstance(value, dict):
-        raise ValueError(f"{path} must be an object whose kind is one of {', '.join(kinds)}, got {value!r}")
+        raise ValueError(f"{path} must be an object whose kind is one of {known}, got {value!r}")
     kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(f"{path}.kind must be one of {', '.join(kinds)}, got {kind!r}{suggestion(str(kind), kinds)}")
-    return from_dict(kinds[kind], value, path)
+    if not isinstance(kind, str) or kind not in by_name:
+        raise ValueError(f"{path}.kind must be one of {known}, got {kind!r}{suggestion(str(kind), by_name)}")
+    return from_dict(by_name[kind], value, path)
 
 
 def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def evaluate(
     *,
     split: Literal["train", "val", "test"] | None = None,
     image_size: int | Sequence[int] | None = None,
-    data_root: Path | None = None,
+    data_root: str | os.PathLike[str] | None = None,
     val_fraction: float = 0.2,
     seed: int = 0,
     batch_size: int = 64,
@@ -89,14 +89,14 @@ def evaluate(
     decode: Literal["exact", "fast"] = "exact",
     probe: Probe | None = None,
     features: FeatureKind = "pooled",
-    cache: Path | None = None,
+    cache: str | os.PathLike[str] | None = None,
     neighbours: Sequence[int] = (20,),
     shots: Sequence[int] = (),
     ignore: Sequence[str] = (),
 ) -> Metrics:
     """Evaluate a classifier (accuracy, calibration), a segmenter (mean IoU), or frozen features with a probe.
 
-    model: Model, or checkpoint (a folder, a weight file, or hf-hub:owner/name).
+    model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
     data: Data set, as for `vitreous.train`.
     split: Split to evaluate; by default test if it exists, otherwise val.
     image_size: Image size, by default that of the model; position embeddings are resampled.
@@ -124,8 +124,8 @@ def evaluate(
     _check_used(probe == "knn", "with --probe knn", neighbours=(tuple(neighbours), (20,)))
     _check_used(probe == "fewshot", "with --probe fewshot", shots=(tuple(shots), ()))
     _check_used(probe is None, "for a classifier without --probe", decode=(decode, "exact"))
-    spec = os.fspath(data)
-    opening: dict[str, Any] = {"root": data_root, "val_fraction": val_fraction, "seed": seed}
+    spec, root = os.fspath(data), None if data_root is None else Path(data_root)
+    opening: dict[str, Any] = {"root": root, "val_fraction": val_fraction, "seed": seed}
     running: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "workers": workers}
     if probe is not None:
         if ignore:
@@ -138,7 +138,8 @@ def evaluate(
         predictor = Predictor(open_encoder(model, image_size), device, **running)
         return probe_encoder(
             predictor, found.train, name, source, probe,
-            features=features, cache=cache, neighbours=neighbours, shots=shots, seed=seed,
+            features=features, cache=None if cache is None else Path(cache),
+            neighbours=neighbours, shots=shots, seed=seed,
         )  # fmt: skip
     model = open_model(model, image_size)
     if model.config.task == "segment":

@@ -54,7 +54,8 @@ def explain(
     """Explain a model's prediction for one image.
 
     Args:
-        model: A Vision Transformer, a segmenter with a ViT encoder, or a checkpoint (folder, file, hf-hub:owner/name).
+        model: A Vision Transformer, a segmenter with a ViT encoder, or a checkpoint (folder, file, catalog name,
+            hf-hub:owner/name).
         image: A path, an encoded file, uint8 pixels [h, w, c] or a Pillow image. None explains only the weights.
         out: Output folder for figures, numbers.json and report.html. None writes no files.
         target: Label or index of the class to explain. Default: the top prediction.

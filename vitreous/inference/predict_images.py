@@ -72,7 +72,7 @@ def predict(
     """Predict labels for images, or masks if the model is a segmenter.
 
     Args:
-        model: A model or a checkpoint (folder, weight file, hf-hub:owner/name).
+        model: A model or a checkpoint (folder, weight file, catalog name, hf-hub:owner/name).
         images: Paths of files or folders, or globs; or images as encoded bytes, uint8 arrays or Pillow images.
         top: Number of labels per image (default 5). Not supported for segmenters.
         image_size: Input size; default: the model's own. Position embeddings are resampled to it.

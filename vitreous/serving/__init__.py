@@ -32,7 +32,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP until SIGINT or SIGTERM, then finish the requests in progress.
 
-    checkpoints: one or more checkpoint folders, other libraries' weight files, or hf-hub:owner/name.
+    checkpoints: one or more checkpoint folders, other libraries' weight files, catalog names, or hf-hub:owner/name.
     host: address to listen on.
     port: port to listen on; 0 picks a free one.
     image_size: input size if different from the checkpoint's, as (side,) or (height, width).

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from vitreous.common.checks import BadValue, Size, as_size
+from vitreous.common.checks import BadValue, Size, as_size, fail
 from vitreous.common.rng import SampleRng
 from vitreous.data.augment.batch import augment
 from vitreous.data.augment.config import Augmentation
@@ -27,6 +27,7 @@ from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.report.html import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
+from vitreous.weights.catalog import CATALOG
 from vitreous.weights.load import Checkpoint, open_checkpoint
 from vitreous.weights.native import provenance_of
 
@@ -110,11 +111,13 @@ class Task(ABC):
         for name, value in flatten(config).items():
             if name in TASK_OPTIONS - cls.options and value and value != default[name]:
                 raise BadValue(f"{name} is {value}, but it has no effect with --task {config.task}")
+        if config.init == "auto" and not cls.labelled:
+            fail("init", "auto", f"a checkpoint or a catalog name with --task {config.task}")
 
     @classmethod
     def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
         where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
-        return open_data(config.data, **where, labelled=cls.labelled)
+        return open_data(str(config.data), **where, labelled=cls.labelled)
 
     @classmethod
     def classes(cls, data: DataSet) -> tuple[str, ...]:
@@ -218,8 +221,8 @@ def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
 
 
 def open_init(config: TrainConfig) -> Checkpoint | None:
-    """Open the checkpoint given by --init, or return None if there is none."""
-    return None if config.init is None else open_checkpoint(config.init)
+    """Open the checkpoint given by --init, or return None if there is none, and for auto, which depends on the data."""
+    return None if config.init in (None, "auto") else open_checkpoint(str(config.init))
 
 
 def checkpoint_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig | None:
@@ -237,6 +240,8 @@ def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
 
 def check_preset(config: TrainConfig) -> None:
     """Raise if --model or its overrides are invalid."""
+    if config.model in CATALOG:
+        fail("model", config.model, f"a preset; for these pretrained weights, use --init {config.model}")
     if config.model is not None:
         configure(config.model, None, image_size(config), model_fields(config))
 

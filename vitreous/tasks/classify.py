@@ -169,7 +169,7 @@ class TwoHeads(nn.Module):
         return self.student.classify_distilled(self.student.features(images))
 
 
-def check_teacher(teacher: Model, path: Path, student: Model) -> None:
+def check_teacher(teacher: Model, path: str | Path, student: Model) -> None:
     """Raise if the teacher's classes differ from the student's, or if it does not support the student's images."""
     config, own = teacher.config, student.config
     if config.num_classes != own.num_classes:

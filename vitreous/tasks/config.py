@@ -6,6 +6,7 @@ constructor, because the command-line parser alters the messages of errors raise
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,13 @@ from vitreous.data.augment.config import Augmentation
 from vitreous.model.config import ViTConfig
 
 C = TypeVar("C")
+
+
+def _convert(config: Any, **kinds: type[str] | type[Path]) -> None:
+    """Convert path fields of a frozen config, which may be given as str or as Path, to one type each."""
+    for name, kind in kinds.items():
+        if isinstance(value := getattr(config, name), str | os.PathLike):
+            object.__setattr__(config, name, kind(value))
 
 
 @dataclass(frozen=True)
@@ -68,14 +76,17 @@ class Augment:
 class Distillation:
     """Distillation from a teacher model (DeiT, arXiv 2012.12877)."""
 
-    teacher: Path | None = None
-    """Checkpoint of the teacher, which must have the same classes."""
+    teacher: str | Path | None = None
+    """Checkpoint or catalog name of the teacher, which must have the same classes."""
     distill: Literal["soft", "hard"] = "hard"
     """soft: match the teacher's probabilities; hard: use its top-1 class as the label."""
     distill_weight: float = 0.5
     """Weight of the distillation loss, from 0 to 1; the label loss has the remaining weight."""
     distill_temperature: float = 3.0
     """Softmax temperature of soft distillation."""
+
+    def __post_init__(self) -> None:
+        _convert(self, teacher=str)
 
     def check(self) -> None:
         check_real("distill_weight", self.distill_weight, 0, 1)
@@ -198,19 +209,21 @@ class Optim:
 class TrainConfig:
     """Configuration of a training run. Only `data` is required; fields that are None are chosen automatically."""
 
-    data: str = ""
+    data: str | Path = ""
     """Folder, table, tar shards, .npz file, hf:owner/name, or a built-in data set such as digits or cifar10."""
     model: str | None = None
     """Model preset, such as ViT-S/16."""
-    init: Path | None = None
-    """Checkpoint to start from; its head is replaced if the classes differ."""
+    init: str | Path | None = None
+    """Weights to start from: a checkpoint, a catalog name such as dinov2-s (see `vitreous info --pretrained`),
+    hf-hub:owner/name, or auto for the catalog entry that fits the data and the device. The head is replaced if the
+    classes differ."""
     image_size: tuple[int, ...] = ()
     """Image size: one number, or height and width. Position embeddings of a checkpoint are resampled."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the model config, such as {"registers": 4, "position": Rotary2d()}."""
     task: Literal["classify", "segment", "mae", "mpp"] = "classify"
     """classify: one class per image; segment: one class per pixel; mae and mpp: masked pre-training without labels."""
-    data_root: Path | None = None
+    data_root: str | Path | None = None
     """Local copy of a data set that would otherwise be downloaded."""
     val_fraction: float = 0.2
     """Fraction of the training images to hold out if the data has no validation split."""
@@ -237,7 +250,7 @@ class TrainConfig:
     masking: Masking = field(default_factory=Masking)
     segmenting: Segmenting = field(default_factory=Segmenting)
 
-    out: Path | None = None
+    out: str | Path | None = None
     """Run folder; by default the first of runs/NAME, runs/NAME-2, ... that does not exist."""
     resume: bool = False
     """Resume the run in --out from its last checkpoint."""
@@ -282,6 +295,9 @@ class TrainConfig:
     """Also log metrics to TensorBoard, in the tensorboard/ folder of the run."""
 
     optim: Optim = field(default_factory=Optim)
+
+    def __post_init__(self) -> None:
+        _convert(self, data=str, init=str, data_root=Path, out=Path)
 
     def check(self) -> None:
         """Raise if a value is invalid. `Task.check` rejects options that the task does not use."""

@@ -79,7 +79,7 @@ class Segment(Task):
         checkpoint = base.checkpoint_config(config, init)
         order = checkpoint.labels if isinstance(checkpoint, SegmenterConfig) else ()
         where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
-        return open_masked(config.data, **where, ignore=config.segmenting.ignore, order=order)
+        return open_masked(str(config.data), **where, ignore=config.segmenting.ignore, order=order)
 
     @classmethod
     def classes(cls, data: DataSet) -> tuple[str, ...]:

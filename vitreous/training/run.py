@@ -36,7 +36,7 @@ from vitreous.training.distributed import World, world
 from vitreous.training.optim import rate_fraction
 from vitreous.training.progress import Monitor, ProgressDisplay, append_row, drop_rows_after, log_tensorboard, read_rows
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
-from vitreous.training.setup import TASKS, Job, choose, set_up
+from vitreous.training.setup import TASKS, Job, choose, open_pretrained, set_up
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import load_folder
 
@@ -86,7 +86,7 @@ def train(
     """
     started = time.monotonic()
     own_task = task if isinstance(task, type) else None
-    given = {"data": data and str(data), "init": init, "task": None if own_task else task}
+    given = {"data": data, "init": init, "task": None if own_task else task}
     fields |= {name: value for name, value in given.items() if value is not None}
     arguments = ["config"] * (config is not None) + [f"{name}={value!r}" for name, value in fields.items()]
     command = command or f"vitreous.train({', '.join(arguments)})"
@@ -108,6 +108,9 @@ def train(
 
         dataset = _open_data(config, task_class, opened, here, console)
         classes = task_class.classes(dataset)
+        pretrained: list[str] = []
+        if config.init == "auto":
+            config, opened, pretrained = open_pretrained(config, dataset, here)
 
         chosen = choose(config, dataset, here.device.type, here.size, task_class, opened)
         chosen = here.gather(chosen)[0]  # the same in all processes
@@ -115,9 +118,10 @@ def train(
         if not config.resume:
             run_folder.check_free(folder)
         console.print(f"{dataset.name}: {f'{len(classes)} classes; ' if classes else ''}{dataset.note}")
-        for note in chosen.notes:
+        notes = pretrained + chosen.notes
+        for note in notes:
             console.print(f"  auto: {note}")
-        if chosen.advice:
+        if chosen.advice and not pretrained:
             console.print(f"  {chosen.advice}")
 
         job = set_up(config, dataset, here, own_task, opened)
@@ -139,7 +143,7 @@ def train(
                     run_folder.release(folder)
                 raise
         seconds = before.seconds + time.monotonic() - started
-        return Run(folder, summarise(job, folder, console, chosen.notes, seconds))
+        return Run(folder, summarise(job, folder, console, notes, seconds))
 
 
 def _open_data(
@@ -381,7 +385,7 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
     source = val.source if isinstance(val, Subset) else val
     if isinstance(source, FileSource) and val.name(0).isprintable():
         image = shlex.quote(str(source.root / val.name(0)))
-    flags = shlex.quote(config.data)
+    flags = shlex.quote(str(config.data))
     for name in ("seed", "val_fraction", "data_root"):
         if (value := getattr(config, name)) != getattr(TrainConfig, name):
             flags += f" --{name.replace('_', '-')} {value}"

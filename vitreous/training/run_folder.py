@@ -163,7 +163,7 @@ def reopen(config: TrainConfig, world: World, held: ExitStack) -> bool:
 
 def folder_of(config: TrainConfig) -> Path:
     assert config.out is not None, "the config must be complete (see setup.py)"
-    return config.out
+    return Path(config.out)
 
 
 def resumed_config(given: TrainConfig) -> TrainConfig:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.common.checks import BadValue, fail
+from vitreous.common.checks import BadValue, as_size, fail
 from vitreous.common.text import plural
 from vitreous.common.threads import cores
 from vitreous.data.augment.config import Augmentation
@@ -44,8 +45,9 @@ from vitreous.training.checkpoint import State
 from vitreous.training.distributed import World, parallelise, synchronise
 from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
 from vitreous.training.progress import StepResult, check_tensorboard
+from vitreous.weights.catalog import entries_for
 from vitreous.weights.io.safetensors_file import copy_to_memory
-from vitreous.weights.load import Checkpoint
+from vitreous.weights.load import Checkpoint, open_checkpoint
 from vitreous.weights.native import check_not_swapped
 
 # ---- Automatic choices -----------------------------------------------------------------------------------------------
@@ -56,8 +58,10 @@ TASKS: dict[str, type[Task]] = {"classify": Classify, "segment": Segment, "mae":
 STEPS, CPU_STEPS = (600, 40_000), (300, 1_500)
 # Minimum number of steps between evaluations (an epoch can be as short as two steps), and of evaluations per run.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
+GPU_BATCH = 512  # largest default batch size
 CPU_SIDE = 224  # largest automatic image size on a CPU
 FEW = 2_000  # with fewer images, --init is recommended
+MANY = 100_000  # with more images, --init auto uses a smaller model, to keep the run short
 
 # Data sets whose images change meaning when mirrored.
 UNMIRRORED = {"digits": "a mirrored 2 is not a digit"}
@@ -113,9 +117,19 @@ class _Choices:
         if config.out is None:
             folder = free_folder(Path("runs"), Path(self.data.name).stem or "run")
             self.pick(Choice("out", folder, "first unused name"))
-        advice = f"{self.count} images are few for training from scratch; consider starting from a checkpoint (--init)"
-        enough = config.init is not None or self.count >= FEW or self.side <= SMALL
-        return Chosen(self.config, self.notes, "" if enough else advice)
+        return Chosen(self.config, self.notes, "" if config.init is not None else self.advice(config.model))
+
+    def advice(self, model: str | None) -> str:
+        """Recommend pretrained weights for few images, or for the preset of --model."""
+        few = f"{self.count} images are few for training from scratch; "
+        few = few if self.count < FEW and self.side > SMALL else ""
+        weights = [] if self.config.overrides else entries_for(model or "")
+        if weights:
+            return f"{few}pretrained weights exist for {model}: use --init {weights[0]} instead of --model"
+        if not self.task.labelled:
+            return few and f"{few}consider starting from a checkpoint (--init)"
+        command = f"vitreous train --data {shlex.quote(str(self.config.data))} --init auto"
+        return few and f"{few}consider pretrained weights: `{command}`"
 
     def pick(self, *choices: Choice) -> None:
         for name, value, reason, apply in choices:
@@ -140,7 +154,7 @@ class _Choices:
         return Choice("image_size", (side,), f"for images of about {self.side} pixels on {self.device}")
 
     def batch_size(self) -> Choice:
-        ideal, reason = (512 if self.device == "cuda" else 64), f"for {self.count} images on {self.device}"
+        ideal, reason = (GPU_BATCH if self.device == "cuda" else 64), f"for {self.count} images on {self.device}"
         if self.config.batch_size == "auto":
             model = self.task.planned_config(self.config, self.data, self.init)
             ideal = self.processes * fitting_batch(model, free_memory(self.device))
@@ -179,6 +193,38 @@ class _Choices:
         if self.device == "cpu":  # a quarter of the cores can decode as fast as the others train
             return Choice("workers", max(available // 4, 1), "training also uses the CPU")
         return Choice("workers", min(max(available, 1), 16), "one per core")
+
+
+def open_pretrained(
+    config: TrainConfig, data: DataSet, world: World
+) -> tuple[TrainConfig, Checkpoint | None, list[str]]:
+    """Replace --init auto by the pretrained weights for the data and the device; return them with notes.
+
+    If they cannot be downloaded, the run starts from scratch.
+    """
+    count, side, device = len(data.train), typical_side(data.train), world.device.type
+    about = f"{count} images of about {side} pixels on {device}"
+    if side <= SMALL and device == "cpu":
+        return dataclasses.replace(config, init=None), None, [f"init = none (training from scratch suits {about})"]
+    large = device == "cuda" and count <= MANY
+    name = "dinov2-b" if large else "dinov2-s"
+    notes = [f"init = {name} ({'better' if large else 'faster'} than dinov2-{'s' if large else 'b'}; for {about})"]
+    try:
+        world.first_only(lambda: open_checkpoint(name) and None)  # one download for all processes
+        init = open_checkpoint(name)
+    except OSError as error:
+        if config.train_only != "all":  # frozen random weights are useless
+            raise
+        return dataclasses.replace(config, init=None), None, [f"init = none, training from scratch ({error})"]
+    if not config.image_size:  # the weights are for 518 pixels, far more than most data needs
+        pixels = 112 if side <= SMALL or device == "cpu" else 224
+        notes.append(f"image_size = {pixels} (a multiple of 14 for {about})")
+        config = dataclasses.replace(config, image_size=(pixels,))
+    if device == "cuda" and config.batch_size is None:
+        planned = init.describe().config.resized(as_size(config.image_size))
+        if world.size * fitting_batch(planned, free_memory(device)) < GPU_BATCH:
+            config = dataclasses.replace(config, batch_size="auto")
+    return dataclasses.replace(config, init=name), init, notes
 
 
 def typical_side(source: Source, samples: int = 25) -> int:

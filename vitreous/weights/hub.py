@@ -5,7 +5,9 @@ Only the files needed for loading are downloaded, and each is verified by checks
 like any other folder. Cached snapshots can also be loaded offline.
 """
 
+import os
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +117,11 @@ def _shards(names: Collection[str], index: str) -> list[str]:
 # ---- Downloading -----------------------------------------------------------------------------------------------------
 
 
-def download(source: str | Path) -> Snapshot:
-    """Download the model files that are not in the cache and return the cached snapshot."""
+def download(source: str | Path, notice: str = "") -> Snapshot:
+    """Download the model files that are not in the cache and return the cached snapshot.
+
+    `notice` is printed to stderr before weights are downloaded, so not if they are in the cache.
+    """
     import huggingface_hub
     from huggingface_hub import constants
 
@@ -159,6 +164,8 @@ def download(source: str | Path) -> Snapshot:
     if old is not None and not new:
         return Snapshot(old, name.repository)
     _check_sizes(name, new)
+    if notice and os.environ.get("RANK", "0") == "0":
+        print(notice, file=sys.stderr)
     try:
         folder = fetch(name.repository, new, name.revision)
     except Exception as error:

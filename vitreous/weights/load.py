@@ -15,11 +15,12 @@ from vitreous.common.atomic_files import atomic_file, atomic_folder
 from vitreous.common.checks import BadValue, as_size, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
-from vitreous.model.config import ViTConfig
+from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.protocol import Model
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
+from vitreous.weights.catalog import CATALOG
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.detect_format import canonical_name, format_named, identify
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
@@ -83,11 +84,11 @@ def _weights_in(folder: Path) -> Path:
 class _Plan(NamedTuple):
     """A config inferred from tensors, and everything needed to build the model."""
 
-    config: ViTConfig
+    config: ViTConfig | ResNetConfig
     format: Format
     state: StateDict
     table: list[Row]
-    blank: ViT
+    blank: Model
     provenance: dict[str, Any]
     warning: str | None
 
@@ -130,24 +131,25 @@ class ForeignCheckpoint:
         self, format: Format, opened: StateDict, overrides: Mapping[str, Any], image_size: Any, new_head: bool
     ) -> _Plan:
         """Infer the config. With `new_head`, an unsupported classifier is ignored."""
-        hints = get_type_hints(ViTConfig)
+        kind = format.config_class
+        hints = get_type_hints(kind)
         for field in overrides:
             if field not in hints:
-                raise BadValue(f"{field!r} is not a field of ViTConfig{suggestion(field, hints)}")
+                raise BadValue(f"{field!r} is not a field of {kind.__name__}{suggestion(field, hints)}")
         given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
         state = format.normalise(opened)
         builder = ConfigBuilder(state, overrides, new_head)
         try:
             format.infer(state, builder, image_size)
-            config = dataclasses.replace(ViTConfig(labels=()), **builder.fields | given)
+            config = dataclasses.replace(kind(labels=()), **builder.fields | given)
         except BadCheckpoint:
             raise
         except ValueError as error:
             # Overrides that do not match the tensors are a bad argument; everything else is a bad file.
             caller = isinstance(error, BadValue) and any(field in str(error) for field in given)
             raise (BadValue if caller else BadCheckpoint)(f"{state.path} (read as {format.title}): {error}") from error
-        if config.depth * 4 > len(state.tensors):  # before building thousands of layers
-            raise BadCheckpoint(f"{state.path} has {len(state.tensors)} tensors, too few for a depth of {config.depth}")
+        if (depth := config.num_layers) * 4 > len(state.tensors):  # before building thousands of layers
+            raise BadCheckpoint(f"{state.path} has {len(state.tensors)} tensors, too few for a depth of {depth}")
         table = format.table(config)
         used = {name for row in table for name in row.theirs}
         dropped = [name for name in state.tensors if name not in used and matches(name, format.ignored)]
@@ -228,15 +230,28 @@ def is_hub(source: str | Path) -> bool:
 
 
 def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint:
-    """Open a folder, a file or `hf-hub:owner/name[@revision]`; the format is detected unless given."""
+    """Open a folder, a file, a catalog name or `hf-hub:owner/name[@revision]`; the format is detected unless given."""
     if format is not None:
         format = canonical_name(format)
-    snapshot = download(source) if is_hub(source) else None
+    snapshot = download(source) if is_hub(source) else _download_pretrained(str(source))
     path = Path(source) if snapshot is None else snapshot.folder
     native = not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
     if format == "vitreous" or (format is None and native):
         return Checkpoint(NativeCheckpoint(path), snapshot)
     return Checkpoint(ForeignCheckpoint(path, format), snapshot)
+
+
+def _download_pretrained(name: str) -> Snapshot | None:
+    """Download weights from the catalog; None for other names, and for names of local files, which take precedence."""
+    if name not in CATALOG or Path(name).exists():
+        return None
+    entry = CATALOG[name]
+    terms = f"license {entry.license}, paper https://arxiv.org/abs/{entry.paper}"
+    try:
+        return download(entry.source, f"downloading {name} ({entry.source}): {terms}")
+    except OSError as error:
+        files = "its config.json and model.safetensors"
+        raise OSError(f"{name}: {error}; or copy {files} to a folder and use its path instead of {name}") from None
 
 
 def load(
@@ -250,7 +265,8 @@ def load(
 
     The model is on torch's default device, as with `vitreous.create`. On the "meta" device, it has no weights.
 
-    source: A folder, a file, or `hf-hub:owner/name[@revision]`.
+    source: A folder, a file, a catalog name such as "dinov2-s" (see `vitreous info --pretrained`), or
+        `hf-hub:owner/name[@revision]`.
     format: The checkpoint format; detected by default.
     image_size: Resample the position embeddings to this image size, as the library that wrote the checkpoint does.
     num_classes: Replace the head with a new one for this number of classes; 0 removes it.
@@ -298,7 +314,9 @@ def save(
         save_folder(model, path, provenance)
     elif not isinstance(model, ViT):
         kind, part = type(model).__name__, "" if model.backbone is model else ", or save its .backbone"
-        raise UnsupportedByFormat(f"{format} supports only ViT models, got {kind}: use format='vitreous'{part}")
+        raise UnsupportedByFormat(
+            f"{format} files can only be written for ViT models, got {kind}: use format='vitreous'{part}"
+        )
     else:
         write_foreign(model, format_named(format), path, lossy)
     if repository is not None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from vitreous.common.checks import Size, as_size
-from vitreous.model.config import ViTConfig
+from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.options import Preprocessing
 from vitreous.weights.formats.mapping import Row, renamed
 from vitreous.weights.formats.write_checks import missing_parts, numeric_differences
@@ -64,6 +64,7 @@ class Format(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]  # library name in model cards and messages
+    config_class: ClassVar[type[ViTConfig] | type[ResNetConfig]] = ViTConfig
     signatures: ClassVar[Sequence[Sequence[str]]]  # a checkpoint matches if it has all tensors of any one signature
     roots: ClassVar[Sequence[str]] = ("",)  # possible prefixes of all tensor names
     renames: ClassVar[Sequence[tuple[str, str]]] = ()  # (pattern, replacement) for names of other versions
@@ -99,8 +100,8 @@ class Format(ABC):
         """Set the config fields. `image_size` is the size requested by the caller, used as a hint."""
 
     @abstractmethod
-    def table(self, config: ViTConfig) -> list[Row]:
-        """Return the rows for all tensors of a model."""
+    def table(self, config: Any) -> list[Row]:
+        """Return the rows for all tensors of a model with a config of `config_class`."""
 
     # ---- Writing ----
 

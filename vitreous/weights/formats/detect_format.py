@@ -14,6 +14,7 @@ from torch import Tensor
 from vitreous.common.checks import check_choice
 from vitreous.weights.formats.base import Format, StateDict
 from vitreous.weights.formats.big_vision import BigVision
+from vitreous.weights.formats.bit import Bit
 from vitreous.weights.formats.dinov2 import DinoV2
 from vitreous.weights.formats.google import Google
 from vitreous.weights.formats.huggingface.config import FAMILIES as TRANSFORMERS_FAMILIES
@@ -38,6 +39,7 @@ FORMATS: list[Format] = [
     Mae(),
     Paddle(),
     Timm(),
+    Bit(),
 ]
 ALIASES = {"transformers": "huggingface", "hf": "huggingface", "vit-pytorch": "lucidrains", "vit_jax": "google"}
 MAX_SEARCHED = 5_000  # maximum number of tensors in a checkpoint to search for a model under a prefix

@@ -1,0 +1,178 @@
+"""Catalog of pretrained weights: short names such as `dinov2-s` for repositories of the Hugging Face Hub.
+
+All entries are timm's copies of the published weights (`model.safetensors` and `config.json`), downloaded by `hub.py`.
+The Hub publishes the SHA-256 of each file, and every download is checked against it. This module does not import torch.
+
+Names: family, size and patch (`augreg-b16`), then `-reg` (registers), `-distilled`, `-384` (image size), `-in21k`
+(pre-trained on ImageNet-21k, not fine-tuned) or `-in21k-ft` (then fine-tuned on ImageNet-1k).
+"""
+
+import re
+from dataclasses import dataclass
+
+from vitreous.common.checks import suggestion
+
+HUB_PREFIX = "hf-hub:"
+OWNER = "timm"
+
+# What `top1` means. timm evaluates all models that have an ImageNet-1k head (its results-imagenet.csv).
+EVALUATED = "ImageNet-1k top-1 of these weights, measured by timm"
+LINEAR = "ImageNet-1k top-1 of a linear probe, reported by the authors"
+FINE_TUNED = "ImageNet-1k top-1 after fine-tuning, reported by the authors"
+FINE_TUNED_224 = "ImageNet-1k top-1 after fine-tuning at 224 pixels (the entry without -in21k), measured by timm"
+FINE_TUNED_448 = "ImageNet-1k top-1 after fine-tuning at 448 pixels (the entry without -in21k), measured by timm"
+FINE_TUNED_384 = "ImageNet-1k top-1 after fine-tuning at 384 pixels, reported by the authors"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Pretrained weights on the Hugging Face Hub."""
+
+    model: str  # timm's name
+    preset: str  # with the same architecture; "" if there is none
+    image_size: int
+    parameters: float  # in millions, with the head
+    top1: float | None  # in percent; None if the authors report none
+    measured: str  # what `top1` means
+    license: str
+    paper: str  # arXiv id
+
+    @property
+    def repository(self) -> str:
+        return f"{OWNER}/{self.model}"
+
+    @property
+    def source(self) -> str:
+        return f"{HUB_PREFIX}{self.repository}"
+
+
+def _family(
+    paper: str, license: str, measured: str, rows: dict[str, tuple[str, str, int, float, float | None]]
+) -> dict[str, Pretrained]:
+    return {name: Pretrained(*row, measured, license, paper) for name, row in rows.items()}
+
+
+# name: timm's model, preset, image size, millions of parameters, top-1 in percent
+CATALOG: dict[str, Pretrained] = {
+    **_family("2304.07193", "apache-2.0", LINEAR, {
+        "dinov2-s": ("vit_small_patch14_dinov2.lvd142m", "DINOv2-S/14", 518, 22.1, 81.1),
+        "dinov2-b": ("vit_base_patch14_dinov2.lvd142m", "DINOv2-B/14", 518, 86.6, 84.5),
+        "dinov2-l": ("vit_large_patch14_dinov2.lvd142m", "DINOv2-L/14", 518, 304.4, 86.3),
+        "dinov2-g": ("vit_giant_patch14_dinov2.lvd142m", "DINOv2-g/14", 518, 1136.5, 86.5),
+    }),
+    **_family("2309.16588", "apache-2.0", LINEAR, {
+        "dinov2-s-reg": ("vit_small_patch14_reg4_dinov2.lvd142m", "DINOv2-S/14-reg", 518, 22.1, 80.9),
+        "dinov2-b-reg": ("vit_base_patch14_reg4_dinov2.lvd142m", "DINOv2-B/14-reg", 518, 86.6, 84.6),
+        "dinov2-l-reg": ("vit_large_patch14_reg4_dinov2.lvd142m", "DINOv2-L/14-reg", 518, 304.4, 86.7),
+        "dinov2-g-reg": ("vit_giant_patch14_reg4_dinov2.lvd142m", "DINOv2-g/14-reg", 518, 1136.5, 87.1),
+    }),
+    **_family("2106.10270", "apache-2.0", EVALUATED, {
+        "augreg-ti16": ("vit_tiny_patch16_224.augreg_in21k_ft_in1k", "ViT-Ti/16", 224, 5.7, 75.5),
+        "augreg-s32": ("vit_small_patch32_224.augreg_in21k_ft_in1k", "ViT-S/32", 224, 22.9, 76.0),
+        "augreg-s16": ("vit_small_patch16_224.augreg_in21k_ft_in1k", "ViT-S/16", 224, 22.1, 81.4),
+        "augreg-b32": ("vit_base_patch32_224.augreg_in21k_ft_in1k", "ViT-B/32", 224, 88.2, 80.7),
+        "augreg-b16": ("vit_base_patch16_224.augreg_in21k_ft_in1k", "ViT-B/16", 224, 86.6, 84.5),
+        "augreg-b8": ("vit_base_patch8_224.augreg_in21k_ft_in1k", "ViT-B/8", 224, 86.6, 85.8),
+        "augreg-l16": ("vit_large_patch16_224.augreg_in21k_ft_in1k", "ViT-L/16", 224, 304.3, 85.9),
+        "augreg-ti16-384": ("vit_tiny_patch16_384.augreg_in21k_ft_in1k", "ViT-Ti/16", 384, 5.8, 78.4),
+        "augreg-s32-384": ("vit_small_patch32_384.augreg_in21k_ft_in1k", "ViT-S/32", 384, 22.9, 80.5),
+        "augreg-s16-384": ("vit_small_patch16_384.augreg_in21k_ft_in1k", "ViT-S/16", 384, 22.2, 83.8),
+        "augreg-b32-384": ("vit_base_patch32_384.augreg_in21k_ft_in1k", "ViT-B/32", 384, 88.3, 83.4),
+        "augreg-b16-384": ("vit_base_patch16_384.augreg_in21k_ft_in1k", "ViT-B/16", 384, 86.9, 86.0),
+        "augreg-l16-384": ("vit_large_patch16_384.augreg_in21k_ft_in1k", "ViT-L/16", 384, 304.7, 87.1),
+    }),
+    **_family("2106.10270", "apache-2.0", FINE_TUNED_224, {
+        "augreg-ti16-in21k": ("vit_tiny_patch16_224.augreg_in21k", "ViT-Ti/16", 224, 9.7, 75.5),
+        "augreg-s32-in21k": ("vit_small_patch32_224.augreg_in21k", "ViT-S/32", 224, 30.9, 76.0),
+        "augreg-s16-in21k": ("vit_small_patch16_224.augreg_in21k", "ViT-S/16", 224, 30.1, 81.4),
+        "augreg-b32-in21k": ("vit_base_patch32_224.augreg_in21k", "ViT-B/32", 224, 104.3, 80.7),
+        "augreg-b16-in21k": ("vit_base_patch16_224.augreg_in21k", "ViT-B/16", 224, 102.6, 84.5),
+        "augreg-b8-in21k": ("vit_base_patch8_224.augreg_in21k", "ViT-B/8", 224, 102.6, 85.8),
+        "augreg-l16-in21k": ("vit_large_patch16_224.augreg_in21k", "ViT-L/16", 224, 325.7, 85.9),
+    }),
+    **_family("2012.12877", "apache-2.0", EVALUATED, {
+        "deit-ti": ("deit_tiny_patch16_224.fb_in1k", "DeiT-Ti/16", 224, 5.7, 72.2),
+        "deit-s": ("deit_small_patch16_224.fb_in1k", "DeiT-S/16", 224, 22.1, 79.9),
+        "deit-b": ("deit_base_patch16_224.fb_in1k", "DeiT-B/16", 224, 86.6, 82.0),
+        "deit-b-384": ("deit_base_patch16_384.fb_in1k", "DeiT-B/16", 384, 86.9, 83.1),
+        "deit-ti-distilled": ("deit_tiny_distilled_patch16_224.fb_in1k", "DeiT-Ti/16-distilled", 224, 5.9, 74.5),
+        "deit-s-distilled": ("deit_small_distilled_patch16_224.fb_in1k", "DeiT-S/16-distilled", 224, 22.4, 81.2),
+        "deit-b-distilled": ("deit_base_distilled_patch16_224.fb_in1k", "DeiT-B/16-distilled", 224, 87.3, 83.4),
+    }),
+    **_family("2204.07118", "apache-2.0", EVALUATED, {
+        "deit3-s": ("deit3_small_patch16_224.fb_in1k", "DeiT-III-S/16", 224, 22.1, 81.4),
+        "deit3-m": ("deit3_medium_patch16_224.fb_in1k", "DeiT-III-M/16", 224, 38.8, 83.1),
+        "deit3-b": ("deit3_base_patch16_224.fb_in1k", "DeiT-III-B/16", 224, 86.6, 83.8),
+        "deit3-l": ("deit3_large_patch16_224.fb_in1k", "DeiT-III-L/16", 224, 304.4, 84.8),
+        "deit3-h": ("deit3_huge_patch14_224.fb_in1k", "DeiT-III-H/14", 224, 632.1, 85.2),
+        "deit3-s-in21k-ft": ("deit3_small_patch16_224.fb_in22k_ft_in1k", "DeiT-III-S/16", 224, 22.1, 83.1),
+        "deit3-m-in21k-ft": ("deit3_medium_patch16_224.fb_in22k_ft_in1k", "DeiT-III-M/16", 224, 38.8, 84.6),
+        "deit3-b-in21k-ft": ("deit3_base_patch16_224.fb_in22k_ft_in1k", "DeiT-III-B/16", 224, 86.6, 85.7),
+        "deit3-l-in21k-ft": ("deit3_large_patch16_224.fb_in22k_ft_in1k", "DeiT-III-L/16", 224, 304.4, 87.0),
+        "deit3-h-in21k-ft": ("deit3_huge_patch14_224.fb_in22k_ft_in1k", "DeiT-III-H/14", 224, 632.1, 87.2),
+    }),
+    **_family("2111.06377", "cc-by-nc-4.0", FINE_TUNED, {
+        "mae-b": ("vit_base_patch16_224.mae", "ViT-B/16", 224, 85.8, 83.6),
+        "mae-l": ("vit_large_patch16_224.mae", "ViT-L/16", 224, 303.3, 85.9),
+        "mae-h": ("vit_huge_patch14_224.mae", "ViT-H/14", 224, 630.8, 86.9),
+    }),
+    **_family("2010.11929", "apache-2.0", FINE_TUNED_384, {
+        "vit-b32-in21k": ("vit_base_patch32_224.orig_in21k", "ViT-B/32", 224, 87.5, 81.7),
+        "vit-b16-in21k": ("vit_base_patch16_224.orig_in21k", "ViT-B/16", 224, 85.8, 84.5),
+        "vit-l32-in21k": ("vit_large_patch32_224.orig_in21k", "ViT-L/32", 224, 305.5, 81.9),
+        "vit-l16-in21k": ("vit_large_patch16_224.orig_in21k", "ViT-L/16", 224, 303.3, 85.1),
+        "vit-h14-in21k": ("vit_huge_patch14_224.orig_in21k", "ViT-H/14", 224, 630.8, None),
+        "vit-r50-b16-in21k": ("vit_base_r50_s16_224.orig_in21k", "R50+ViT-B/16", 224, 97.9, 85.1),
+    }),
+    **_family("2010.11929", "apache-2.0", EVALUATED, {
+        "vit-b16": ("vit_base_patch16_224.orig_in21k_ft_in1k", "ViT-B/16", 224, 86.6, 81.8),
+        "vit-b16-384": ("vit_base_patch16_384.orig_in21k_ft_in1k", "ViT-B/16", 384, 86.9, 84.2),
+        "vit-l32-384": ("vit_large_patch32_384.orig_in21k_ft_in1k", "ViT-L/32", 384, 306.6, 81.5),
+        "vit-r50-b16-384": ("vit_base_r50_s16_384.orig_in21k_ft_in1k", "R50+ViT-B/16", 384, 99.0, 85.0),
+    }),
+    **_family("1912.11370", "apache-2.0", EVALUATED, {
+        "bit-r50x1": ("resnetv2_50x1_bit.goog_in21k_ft_in1k", "BiT-R50x1", 448, 25.5, 80.4),
+        "bit-r101x1": ("resnetv2_101x1_bit.goog_in21k_ft_in1k", "", 448, 44.5, 82.3),
+    }),
+    **_family("1912.11370", "apache-2.0", FINE_TUNED_448, {
+        "bit-r50x1-in21k": ("resnetv2_50x1_bit.goog_in21k", "BiT-R50x1", 224, 68.3, 80.4),
+        "bit-r101x1-in21k": ("resnetv2_101x1_bit.goog_in21k", "", 224, 87.3, 82.3),
+    }),
+}  # fmt: skip
+
+
+def entries_for(preset: str) -> list[str]:
+    """Return the names of the pretrained weights for a preset.
+
+    >>> entries_for("DINOv2-S/14-reg")
+    ['dinov2-s-reg']
+    """
+    return [name for name, entry in CATALOG.items() if entry.preset == preset]
+
+
+def name_hint(name: str) -> str:
+    """Return the catalog name to use instead of a model name of timm or a misspelt name, or "".
+
+    >>> name_hint("dinov2-small")
+    " (did you mean 'dinov2-s'?)"
+    >>> name_hint("vit_small_patch14_dinov2.lvd142m")
+    ": use 'dinov2-s' (hf-hub:timm/vit_small_patch14_dinov2.lvd142m)"
+    >>> name_hint("vit_base_patch16_siglip_224.webli")
+    ": if it is a timm model, use 'hf-hub:timm/vit_base_patch16_siglip_224.webli'"
+    """
+    known = [one for one, entry in CATALOG.items() if name in (entry.model, entry.model.split(".")[0])]
+    if known:
+        return f": use {' or '.join(f'{one!r} ({CATALOG[one].source})' for one in known)}"
+    if re.fullmatch(r"\w+_patch\d+\w*(\.\w+)?", name):
+        return f": if it is a timm model, use '{HUB_PREFIX}{OWNER}/{name}'"
+    return suggestion(name, CATALOG)
+
+
+def hub_hint(name: str) -> str:
+    """Return how to load `owner/name` from the Hub, as transformers does; "" if the name has another form.
+
+    >>> hub_hint("facebook/dinov2-small")
+    "; if it is on the Hugging Face Hub, use 'hf-hub:facebook/dinov2-small'"
+    """
+    repository = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)
+    return f"; if it is on the Hugging Face Hub, use '{HUB_PREFIX}{name}'" if repository else ""
