@@ -20,7 +20,7 @@ from vitreous.common.checks import BadValue
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.presets import PRESETS
 from vitreous.weights import load as loading
-from vitreous.weights.catalog import CATALOG, entries_for
+from vitreous.weights.catalog import BY_PRESET, CATALOG
 from vitreous.weights.io.errors import BadCheckpoint
 
 DOCS = Path(vitreous.__file__).parents[1] / "docs" / "weights.md"
@@ -141,7 +141,7 @@ def test_create_loads_pretrained_weights_with_a_new_head(monkeypatch: pytest.Mon
     monkeypatch.setattr(loading, "load", lambda *arguments: asked.append(arguments))
     vitreous.create("DINOv2-S/14", num_classes=3, image_size=224, pretrained="dinov2-s")
     vitreous.create("ViT-B/16", pretrained=True)
-    assert asked == [("dinov2-s", None, 224, 3, None), (entries_for("ViT-B/16")[0], None, None, None, None)]
+    assert asked == [("dinov2-s", None, 224, 3, None), (BY_PRESET["ViT-B/16"][0], None, None, None, None)]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from vitreous.training.checkpoint import State
 from vitreous.training.distributed import World, parallelise, synchronise
 from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
 from vitreous.training.progress import StepResult, check_tensorboard
-from vitreous.weights.catalog import entries_for
+from vitreous.weights.catalog import BY_PRESET
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import Checkpoint, open_checkpoint
 from vitreous.weights.native import check_not_swapped
@@ -123,7 +123,7 @@ class _Choices:
         """Recommend pretrained weights for few images, or for the preset of --model."""
         few = f"{self.count} images are few for training from scratch; "
         few = few if self.count < FEW and self.side > SMALL else ""
-        weights = [] if self.config.overrides else entries_for(model or "")
+        weights = [] if self.config.overrides else BY_PRESET.get(model or "")
         if weights:
             return f"{few}pretrained weights exist for {model}: use --init {weights[0]} instead of --model"
         if not self.task.labelled:

@@ -141,13 +141,11 @@ CATALOG: dict[str, Pretrained] = {
 }  # fmt: skip
 
 
-def entries_for(preset: str) -> list[str]:
-    """Return the names of the pretrained weights for a preset.
-
-    >>> entries_for("DINOv2-S/14-reg")
-    ['dinov2-s-reg']
-    """
-    return [name for name, entry in CATALOG.items() if entry.preset == preset]
+# names by preset
+BY_PRESET: dict[str, list[str]] = {}
+for _name, _entry in CATALOG.items():
+    if _entry.preset:
+        BY_PRESET.setdefault(_entry.preset, []).append(_name)
 
 
 def name_hint(name: str) -> str:

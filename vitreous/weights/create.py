@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vitreous.common.checks import BadValue, fail
 from vitreous.model import presets
-from vitreous.weights.catalog import CATALOG, entries_for
+from vitreous.weights.catalog import BY_PRESET, CATALOG
 
 if TYPE_CHECKING:
     from vitreous.model.protocol import Model
@@ -52,7 +52,7 @@ def create(
     if pretrained is False:
         return presets.create(name, num_classes, image_size, overrides)
     presets.preset(name)  # raises if it does not exist
-    known = entries_for(name)
+    known = BY_PRESET.get(name)
     if not known:
         raise BadValue(f"there are no pretrained weights for {name}. Run `vitreous info --pretrained` to list them")
     if pretrained is not True and pretrained not in known:

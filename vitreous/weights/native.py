@@ -26,7 +26,7 @@ from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.presets import PRESETS
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.weights.card import model_card
-from vitreous.weights.catalog import entries_for, hub_hint, name_hint
+from vitreous.weights.catalog import BY_PRESET, hub_hint, name_hint
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.safetensors_file import check_tensors, read_header, read_tensors, write_tensors
 
@@ -203,7 +203,7 @@ def check_not_run(folder: Path) -> None:
 def missing_checkpoint(path: Path) -> BadCheckpoint:
     """Return the error for a path that does not exist and is not in the catalog."""
     if (name := path.as_posix()) in PRESETS:
-        weights = entries_for(name)
+        weights = BY_PRESET.get(name)
         known = f"'{weights[0]}' (pretrained weights for it), " if weights else ""
         expected = f"expected {known}a folder, a file, a catalog name or hf-hub:owner/name"
         return BadCheckpoint(f"{path} is a preset without weights, not a checkpoint; {expected}")
