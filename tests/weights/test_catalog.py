@@ -13,7 +13,7 @@ from PIL import Image
 
 import vitreous
 from hub_server import Hub
-from hub_subprocess import Client, failure, files_of
+from hub_subprocess import Client, error_of, files_of
 from optional_imports import import_timm
 from parity import noisy
 from vitreous.common.checks import BadValue
@@ -137,11 +137,11 @@ def test_local_folder_takes_precedence(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_create_loads_pretrained_weights_with_a_new_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(loading, "load", lambda *arguments: asked.append(arguments))
+    calls: list[Any] = []
+    monkeypatch.setattr(loading, "load", lambda *arguments: calls.append(arguments))
     vitreous.create("DINOv2-S/14", num_classes=3, image_size=224, pretrained="dinov2-s")
     vitreous.create("ViT-B/16", pretrained=True)
-    assert asked == [("dinov2-s", None, 224, 3, None), (BY_PRESET["ViT-B/16"][0], None, None, None, None)]
+    assert calls == [("dinov2-s", None, 224, 3, None), (BY_PRESET["ViT-B/16"][0], None, None, None, None)]
 
 
 @pytest.mark.parametrize(
@@ -177,15 +177,15 @@ def test_weights_are_downloaded_by_name_and_the_license_is_printed_once(
     assert CATALOG["augreg-ti16"].model == SMALL
     Image.new("RGB", (40, 50)).save(tmp_path / "picture.png")
     arguments = ["predict", "augreg-ti16", str(tmp_path / "picture.png"), "--device", "cpu"]
-    first, second = (client.ask("command", *arguments) for _ in range(2))
+    first, second = (client.call("command", *arguments) for _ in range(2))
     assert first["status"] == second["status"] == 0
     assert "license apache-2.0" in first["errors"]
     assert "2106.10270" in first["errors"]
     assert "license" not in second["errors"]
-    loaded = client.ask("load", "augreg-ti16")
-    assert loaded["logits"] == client.ask("load", str(tiny))["logits"]
+    loaded = client.call("load", "augreg-ti16")
+    assert loaded["logits"] == client.call("load", str(tiny))["logits"]
     assert loaded["provenance"]["commit"] == commit
-    assert hub.fetched() == ["config.json", "model.safetensors"]
+    assert hub.requested_files() == ["config.json", "model.safetensors"]
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_automatic_run_downloads_its_weights(hub: Hub, client: Client, tmp_path:
     timm.models.save_for_hf(noisy(timm.create_model(entry.model, depth=1)), tmp_path / "m", safe_serialization=True)
     commit = hub.add(entry.repository, files_of(tmp_path / "m"))
     arguments = ["train", "--data", "shapes:size=56,count=8,val=4", "--init", "auto", "--out", str(tmp_path / "run")]
-    result = client.ask("command", *arguments, "--steps", "1", "--batch-size", "4", "--device", "cpu")
+    result = client.call("command", *arguments, "--steps", "1", "--batch-size", "4", "--device", "cpu")
     assert result["status"] == 0, result["errors"]
     assert "license apache-2.0" in result["errors"]
     assert "auto: init = dinov2-s" in result["out"]
@@ -204,28 +204,28 @@ def test_automatic_run_downloads_its_weights(hub: Hub, client: Client, tmp_path:
 
 
 def test_offline_error_names_the_entry_and_what_to_do(hub: Hub, client: Client, offline: Client) -> None:
-    line = failure(offline, "load", "deit-ti")
+    line = error_of(offline, "load", "deit-ti")
     assert line.startswith("OSError: deit-ti: hf-hub:timm/deit_tiny_patch16_224.fb_in1k is not in the cache")
     assert "HF_HUB_OFFLINE" in line
     assert "model.safetensors" in line
-    with hub.away():
-        line = failure(client, "load", "deit-ti")
+    with hub.unreachable():
+        line = error_of(client, "load", "deit-ti")
     assert "cannot be reached" in line
     assert "model.safetensors" in line
 
 
 def test_info_needs_no_download(hub: Hub, client: Client) -> None:
-    described = json.loads(client.ask("command", "info", "deit-ti", "--json")["out"])
+    described = json.loads(client.call("command", "info", "deit-ti", "--json")["out"])
     assert described == {
         "name": "deit-ti",
         "source": CATALOG["deit-ti"].source,
         **dataclasses.asdict(CATALOG["deit-ti"]),
     }
-    shown = client.ask("command", "info", "deit-ti")["out"]
+    shown = client.call("command", "info", "deit-ti")["out"]
     assert all(word in shown for word in ("apache-2.0", "2012.12877", "72.2", "DeiT-Ti/16"))
-    listed = client.ask("command", "info", "--pretrained")["out"]
+    listed = client.call("command", "info", "--pretrained")["out"]
     assert all(re.search(rf"^ *{name} ", listed, re.MULTILINE) for name in CATALOG)
-    assert set(json.loads(client.ask("command", "info", "--pretrained", "--json")["out"])) == set(CATALOG)
-    assert client.ask("command", "info", "deit-ti", "--num-classes", "3")["status"] == 2
-    assert "did you mean 'deit-ti'" in client.ask("command", "info", "deit-tii")["errors"]
-    assert not hub.asked
+    assert set(json.loads(client.call("command", "info", "--pretrained", "--json")["out"])) == set(CATALOG)
+    assert client.call("command", "info", "deit-ti", "--num-classes", "3")["status"] == 2
+    assert "did you mean 'deit-ti'" in client.call("command", "info", "deit-tii")["errors"]
+    assert not hub.requests
