@@ -22,7 +22,7 @@ setup: .venv/.ready
 demo: setup
 	@$(BIN)/vitreous demo
 
-# Two processes with one thread each. A file's tests run in one process and share its fixtures.
+# Three processes with one thread each keep two cores busy, as some tests wait. A file's tests share one process.
 # Bytecode is cached even if the environment says otherwise: compiling all modules takes longer than many tests.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
 	--numprocesses 3 --dist loadfile --no-loadscope-reorder
