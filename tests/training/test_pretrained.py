@@ -73,6 +73,7 @@ def test_small_images_on_a_cpu_are_trained_from_scratch(opened: list[str]) -> No
     config, init, [note] = resolve(500, 48, "cpu")
     assert (config.init, init, opened) == (None, None, [])
     assert "scratch" in note
+    assert resolve(500, 48, "cpu", train_only="head")[0].init == "dinov2-s"  # a frozen encoder must be pretrained
 
 
 def test_batch_fits_a_small_gpu(opened: list[str], monkeypatch: pytest.MonkeyPatch, dinov2: Path) -> None:
@@ -136,3 +137,4 @@ def test_preset_with_pretrained_weights_is_answered_with_their_name(count: int) 
     assert "--init" not in chosen(9_000, 200, model="ViT-S/4").advice
     assert "--init" not in chosen(9_000, 200, model="ViT-S/16", overrides={"registers": 4}).advice
     assert chosen(9_000, 200).advice == ""
+    assert chosen(9_000, 200, model="ViT-B/16", task="mae").advice == ""

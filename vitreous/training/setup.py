@@ -123,7 +123,7 @@ class _Choices:
         """Recommend pretrained weights for few images, or for the preset of --model."""
         few = f"{self.count} images are few for training from scratch; "
         few = few if self.count < FEW and self.side > SMALL else ""
-        weights = [] if self.config.overrides else BY_PRESET.get(model or "")
+        weights = BY_PRESET.get(model or "") if self.task.labelled and not self.config.overrides else None
         if weights:
             return f"{few}pretrained weights exist for {model}: use --init {weights[0]} instead of --model"
         if not self.task.labelled:
@@ -204,7 +204,7 @@ def open_pretrained(
     """
     count, side, device = len(data.train), typical_side(data.train), world.device.type
     about = f"{count} images of about {side} pixels on {device}"
-    if side <= SMALL and device == "cpu":
+    if side <= SMALL and device == "cpu" and config.train_only == "all":
         return dataclasses.replace(config, init=None), None, [f"init = none (training from scratch suits {about})"]
     large = device == "cuda" and count <= MANY
     name = "dinov2-b" if large else "dinov2-s"

@@ -52,4 +52,4 @@ class Bit(Format):
         return table
 
     def unsupported(self, config: ViTConfig) -> list[str]:
-        return ["it is a ResNet"]
+        return ["this format is only read, not written"]
