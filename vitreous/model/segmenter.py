@@ -18,7 +18,7 @@ from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.init import small_, xavier_
 from vitreous.model.inputs import check_images
 from vitreous.model.options import LinearDecoder
-from vitreous.model.protocol import Model, UnsupportedModel
+from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features
 from vitreous.model.vit import ViT
 
@@ -103,13 +103,6 @@ class MaskTransformer(nn.Module):
         patches, classes = self.norm(tokens).split([patches.shape[1], self.classes.shape[1]], dim=1)
         patches, classes = (F.normalize(x, dim=-1) for x in (self.to_patch(patches), self.to_class(classes)))
         return self.mask_norm(patches @ classes.transpose(1, 2))
-
-
-def require_segmenter(model: Model, purpose: str) -> Segmenter:
-    """Return the model if it is a segmenter; otherwise raise an error that names `purpose` and the model."""
-    if not isinstance(model, Segmenter):
-        raise UnsupportedModel(f"{purpose} needs a segmenter, but the model is a {model.config.summary}")
-    return model
 
 
 # ---- Sliding window --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitreous.model.base_config import ModelConfig
@@ -23,10 +23,16 @@ def class_names(config: ModelConfig) -> tuple[str, ...]:
     return config.labels or tuple(f"class {i}" for i in range(config.num_classes))
 
 
+def top_classes(scores: Float[Tensor, "b classes"], k: int) -> Int[Tensor, "b k"]:
+    """Return the k classes with the highest scores, in the order of class indices if scores are equal."""
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    return order[:, :k].contiguous()  # does not keep the whole order in memory
+
+
 def top_labels(probabilities: Float[Tensor, "b classes"], labels: Sequence[str], k: int) -> list[tuple[Label, ...]]:
     """Return the k most probable classes of each row, most probable first. NaN ranks above every number."""
-    best = probabilities.topk(min(k, probabilities.shape[1]))
+    best = top_classes(probabilities, k)
     return [
         tuple(Label(labels[index], index, probability) for index, probability in zip(*row, strict=True))
-        for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        for row in zip(best.tolist(), probabilities.gather(1, best).tolist(), strict=True)
     ]

@@ -22,6 +22,7 @@ from vitreous.data.sources.base import Source
 from vitreous.inference.engine import NOT_A_NUMBER, class_scores, evaluation_mode, mixed_precision, model_input
 from vitreous.inference.predictor import Predictor
 from vitreous.model.options import Preprocessing
+from vitreous.model.top_labels import top_classes
 
 UNREADABLE = -1  # label of an unreadable image
 
@@ -104,7 +105,7 @@ class Evaluation:
         if broken:
             raise ValueError(f"the logits of {broken} of {len(labels)} images are infinite or NaN")
         log_probabilities = logits.log_softmax(1)
-        best = _best(logits, min(5, num_classes))
+        best = top_classes(logits, 5)
         confidence = log_probabilities.gather(1, best[:, :1])[:, 0].exp()
         losses = F.nll_loss(log_probabilities, labels, reduction="none", ignore_index=UNREADABLE)
         places = torch.arange(len(labels)) if indices is None else indices.cpu()
@@ -213,16 +214,6 @@ class Evaluation:
 
 def ratio(part: float, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-def _best(logits: Float[Tensor, "n classes"], k: int) -> Int[Tensor, "n k"]:
-    """Return the top k classes. Ties are ordered by class index, which torch.topk does not guarantee."""
-    logits = logits.clone()
-    best = []
-    for _ in range(k):
-        best.append(logits.argmax(1))
-        logits.scatter_(1, best[-1][:, None], -torch.inf)
-    return torch.stack(best, dim=1)
 
 
 def classify_batches(

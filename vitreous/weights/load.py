@@ -104,7 +104,7 @@ class ForeignCheckpoint:
     def mapped(self) -> tuple[Format, StateDict]:
         """The format and the memory-mapped tensors, whose data has not been read."""
         format, state = identify(find_tensors(self.path, lazy=True), self.format)
-        self.format = format.name  # detected once
+        self.format = format.name  # for `model`
         return format, state
 
     def describe(self, overrides: Mapping[str, Any]) -> Description:
