@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -95,7 +96,10 @@ def test_a_slow_warm_up_does_not_delay_the_shutdown(checkpoint: Path, order: sig
     command = [sys.executable, "-c", HOLD, str(checkpoint)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
+        watchdog = threading.Timer(120, running.kill)  # ends the wait for lines that do not come
+        watchdog.start()
         lines = [running.stdout.readline(), running.stdout.readline()]
+        watchdog.cancel()
         assert "computing\n" in lines
         running.send_signal(order)
         try:
