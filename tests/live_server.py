@@ -120,7 +120,10 @@ def process(checkpoints: Sequence[Path], *flags: str, **environment: str) -> Ite
         finally:
             if running.poll() is None:
                 running.send_signal(signal.SIGTERM)
-            _, errors = running.communicate(timeout=60)
+            try:
+                _, errors = running.communicate(timeout=60)
+            finally:
+                running.kill()  # or leaving the block would wait for the server forever
         assert running.returncode == 0, errors
         assert errors == "", errors
 

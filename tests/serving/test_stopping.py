@@ -73,7 +73,7 @@ def test_an_idle_connection_does_not_delay_the_shutdown(checkpoint: Path) -> Non
 
 
 HOLD = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from vitreous.serving import app as run
 from vitreous.serving.settings import Settings
@@ -81,7 +81,7 @@ from vitreous.serving.settings import Settings
 def open_held(*arguments):
     served = opened(*arguments)
     def hold(*_):
-        print("computing", flush=True)
+        os.write(1, b"computing\\n")  # at once: print writes the text and the end of the line separately
         time.sleep(600)
     served[0].predictor.model.register_forward_pre_hook(hold)
     return served
@@ -96,14 +96,13 @@ def test_a_slow_warm_up_does_not_delay_the_shutdown(checkpoint: Path, order: sig
     command = [sys.executable, "-c", HOLD, str(checkpoint)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        watchdog = threading.Timer(120, running.kill)  # ends the wait for lines that do not come
+        watchdog = threading.Timer(120, running.kill)
         watchdog.start()
-        lines = [running.stdout.readline(), running.stdout.readline()]
-        watchdog.cancel()
-        assert "computing\n" in lines
-        running.send_signal(order)
         try:
+            assert "computing\n" in [running.stdout.readline(), running.stdout.readline()]  # and the greeting
+            running.send_signal(order)
             _, errors = running.communicate(timeout=60)
         finally:
-            running.kill()
+            watchdog.cancel()
+            running.kill()  # or leaving the block would wait for the server forever
     assert (running.returncode, errors) == (0, "")
