@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from vitreous import create
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import DecoderConfig
-from vitreous.model.presets import create
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
 from vitreous.tasks.base import open_init

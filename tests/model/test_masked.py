@@ -166,7 +166,7 @@ def test_mae_learns(small: ViTConfig) -> None:
 
 
 def test_hybrids_are_rejected() -> None:
-    from vitreous.model.presets import create
+    from vitreous import create
 
     hybrid = create("R26+ViT-S/32", num_classes=0, overrides={"depth": 1})
     for kind in (MaskedPatchPrediction, MaskedAutoencoder):

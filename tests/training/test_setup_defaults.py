@@ -6,13 +6,13 @@ import pytest
 from PIL import Image
 
 from automatic_choices import build_model
+from vitreous import create
 from vitreous.cli import demo
 from vitreous.common.checks import BadValue
 from vitreous.common.codec import parse_fields
 from vitreous.data.open import open_data
 from vitreous.model.config import ViTConfig
 from vitreous.model.cost import cost
-from vitreous.model.presets import create
 from vitreous.training import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training import setup as defaults
 from vitreous.training.setup import choose, fitting_batch, free_folder

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from automatic_choices import TINY, build_model, checkpoint, chosen, pictures
+from vitreous import create
 from vitreous.common.checks import as_size
 from vitreous.data.sources.base import Source, StoredImage
 from vitreous.model.config import SegmenterConfig, ViTConfig
@@ -21,7 +22,7 @@ from vitreous.model.options import (
     LinearDecoder,
     MaskDecoder,
 )
-from vitreous.model.presets import configure, create
+from vitreous.model.presets import configure
 from vitreous.training import Segmenting
 from vitreous.training.setup import typical_side
 from vitreous.weights.load import load, save

@@ -8,7 +8,7 @@ import pytest
 
 from hub_server import TOKEN, Hub
 from hub_subprocess import Client, error_of, files_of
-from vitreous.model.presets import create
+from vitreous import create
 from vitreous.weights.load import load, save
 
 

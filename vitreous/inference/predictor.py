@@ -61,7 +61,7 @@ class Predictor(Engine):
         decode: "exact", or "fast" to decode large JPEGs at a reduced scale, which can change results.
 
     >>> import numpy as np
-    >>> from vitreous.model.presets import create
+    >>> from vitreous import create
     >>> predictor = Predictor(create("ViT-Lite-6/4", num_classes=3), device="cpu", top=1)
     >>> [prediction] = predictor(np.zeros((48, 64, 3), dtype=np.uint8))
     >>> prediction.name, len(prediction.predictions)

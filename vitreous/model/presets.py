@@ -3,16 +3,11 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from vitreous.common.checks import BadValue, as_size, suggestion
 from vitreous.model.config import AnyConfig, ResNetConfig, ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d, ResNetStem, SwiGlu
-
-if TYPE_CHECKING:
-    from vitreous.model.protocol import Model
-    from vitreous.model.resnet import ResNet
-    from vitreous.model.vit import ViT
 
 
 class Shape(NamedTuple):
@@ -159,36 +154,3 @@ def configure(
     if image_size is not None:
         changes["image_size"] = as_size(image_size)
     return preset(name).override(changes)
-
-
-@overload
-def create(  # type: ignore[overload-overlap] # the only preset that is not a ViT
-    name: Literal["BiT-R50x1"],
-    num_classes: int | None = None,
-    image_size: int | Sequence[int] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> "ResNet": ...
-@overload
-def create(
-    name: str,
-    num_classes: int | None = None,
-    image_size: int | Sequence[int] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> "ViT": ...
-def create(
-    name: str,
-    num_classes: int | None = None,
-    image_size: int | Sequence[int] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> "Model":
-    """Build a randomly initialised model from a preset.
-
-    `overrides` replaces other config fields: `{"registers": 4, "position": Rotary2d()}`.
-
-    >>> model = create("ViT-Ti/16", num_classes=10, image_size=(224, 320))
-    >>> model.config.grid
-    (14, 20)
-    """
-    from vitreous.model.build import build
-
-    return build(configure(name, num_classes, image_size, overrides))

@@ -323,7 +323,7 @@ def _unacceptable(before: DataRecord, now: DataRecord) -> str:
     if leaked:
         return f"{plural(len(leaked), 'training sample')} would be used for evaluation"
     if any(POSITION.search(name) for name in before.names() | now.names()):
-        return "samples are identified only by their index, so old and new samples cannot be told apart"
+        return "samples are identified only by their index, so old and new samples cannot be distinguished"
     if _relabelled(before, now):
         return "labels of existing samples changed"
     return ""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vitreous.common.checks import BadValue, fail
-from vitreous.model import presets
+from vitreous.model.presets import configure, preset
 from vitreous.weights.catalog import BY_PRESET, CATALOG
 
 if TYPE_CHECKING:
@@ -50,8 +50,10 @@ def create(
     if name in CATALOG:
         raise BadValue(f"{name} is a name of pretrained weights, not a preset: use vitreous.load({name!r})")
     if pretrained is False:
-        return presets.create(name, num_classes, image_size, overrides)
-    presets.preset(name)  # raises if it does not exist
+        from vitreous.model.build import build
+
+        return build(configure(name, num_classes, image_size, overrides))
+    preset(name)  # raises if it does not exist
     known = BY_PRESET.get(name)
     if not known:
         raise BadValue(f"there are no pretrained weights for {name}. Run `vitreous info --pretrained` to list them")
