@@ -24,7 +24,7 @@ DROP = """([name, type, data]) => {
 }"""
 
 
-def picture(width: int = 160, height: int = 120, seed: int = 0) -> bytes:
+def sample_image(width: int = 160, height: int = 120, seed: int = 0) -> bytes:
     """A small PNG of coloured squares."""
     squares = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     kept = io.BytesIO()

@@ -11,7 +11,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from browser import draw_examples
-from browser.actions import PAGE, TIMES, answered, ask, drop, picture, pixels, sent, settled
+from browser.actions import PAGE, TIMES, answered, ask, drop, pixels, sample_image, sent, settled
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -31,7 +31,7 @@ def test_no_serious_violation(open_page: Any, site: str) -> None:
     page = open_page(f"{site}/#model=birds,bare", reduced_motion="reduce")
     settled(page)
     assert serious_violations(page) == []
-    drop(page, picture())
+    drop(page, sample_image())
     answered(page)
     page.get_by_role("button", name="Erase patches").first.click()
     page.get_by_role("tab", name="Logit lens").first.click()
@@ -101,7 +101,7 @@ def _tab_to(page: Any, selector: str) -> None:
 
 def test_the_whole_page_is_translated_to_chinese(open_page: Any, site: str) -> None:
     page = open_page(f"{site}/#model=birds,bare")
-    drop(page, picture())
+    drop(page, sample_image())
     answered(page)
     settled(page)
     names = {
@@ -147,7 +147,7 @@ def test_both_languages_have_the_same_keys_and_placeholders(open_page: Any, site
 
 def test_the_tour_shows_the_tensors_of_the_server(open_page: Any, site: str) -> None:
     page = open_page(site)
-    drop(page, picture())
+    drop(page, sample_image())
     answered(page)
     page.locator("[data-map=similarity]").click()
     settled(page)

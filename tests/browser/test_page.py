@@ -21,8 +21,8 @@ from browser.actions import (
     hover,
     paste,
     percents,
-    picture,
     pixels,
+    sample_image,
     sent,
     settled,
 )
@@ -42,9 +42,9 @@ def test_a_dropped_image_has_the_predictions_of_the_api(open_page: Any, site: st
     page = open_page(site)
     expect(page.locator(".dropzone")).to_be_visible()
     expect(page.locator(".card")).to_have_count(3)
-    drop(page, picture())
+    drop(page, sample_image())
     expect(page.locator(".bar")).to_have_count(5)
-    api = json.loads(ask(f"{site}/v1/classify?top=5&model=birds", picture(), "image/png"))
+    api = json.loads(ask(f"{site}/v1/classify?top=5&model=birds", sample_image(), "image/png"))
     assert bars(page) == percents(api["predictions"])
     facts = page.locator(".facts").inner_text()
     assert f"128 {TIMES} 96" in facts
@@ -56,7 +56,7 @@ def test_a_pasted_photograph_is_shown_upright(open_page: Any, site: str) -> None
     turned = Image.Exif()
     turned[0x0112] = 6  # a quarter turn
     kept = io.BytesIO()
-    Image.open(io.BytesIO(picture())).convert("RGB").save(kept, "JPEG", exif=turned)
+    Image.open(io.BytesIO(sample_image())).convert("RGB").save(kept, "JPEG", exif=turned)
     page = open_page(site)
     paste(page, kept.getvalue(), "image/jpeg")
     answered(page)
@@ -67,8 +67,8 @@ def test_a_pasted_photograph_is_shown_upright(open_page: Any, site: str) -> None
 
 
 def test_hovering_another_patch_shows_its_attention(open_page: Any, site: str) -> None:
-    page = looking(open_page, site, picture())
-    weights = attention(site, sent(site, picture())["id"], layer=2).mean(axis=0)
+    page = looking(open_page, site, sample_image())
+    weights = attention(site, sent(site, sample_image())["id"], layer=2).mean(axis=0)
     expect_legend(page, weights[0, 1:].max())  # the query is the class token
     before = pixels(page)
     for row, column in ((1, 2), (4, 6)):
@@ -87,8 +87,8 @@ def test_hovering_another_patch_shows_its_attention(open_page: Any, site: str) -
 
 
 def test_the_matrix_and_the_plot_select_layer_and_head(open_page: Any, site: str) -> None:
-    page = looking(open_page, site, picture())
-    weights = [attention(site, sent(site, picture())["id"], layer) for layer in range(3)]
+    page = looking(open_page, site, sample_image())
+    weights = [attention(site, sent(site, sample_image())["id"], layer) for layer in range(3)]
     page.get_by_role("gridcell", name="Layer 1, head 2").click()
     expect(page.locator(".map-title")).to_have_text("attention · class token · layer 1 · head 2")
     expect_legend(page, weights[0][1, 0, 1:].max())
@@ -102,7 +102,7 @@ def test_the_matrix_and_the_plot_select_layer_and_head(open_page: Any, site: str
 
 @pytest.mark.parametrize("map", ["rollout", "relevance", "occlusion"])
 def test_maps_have_the_range_of_the_server(open_page: Any, site: str, map: str) -> None:
-    page = looking(open_page, site, picture())
+    page = looking(open_page, site, sample_image())
     page.locator(f"[data-map={map}]").click()
     expect(page.locator(".map-title")).to_contain_text(map)
     page.locator(".legend:not(.off)").wait_for()
@@ -112,7 +112,7 @@ def test_maps_have_the_range_of_the_server(open_page: Any, site: str, map: str) 
 
 
 def test_erasing_patches_updates_the_predictions(open_page: Any, site: str) -> None:
-    page = looking(open_page, site, picture())
+    page = looking(open_page, site, sample_image())
     whole = bars(page)
     page.get_by_role("button", name="Erase patches").click()
     hover(page, 2, 1)
@@ -121,7 +121,7 @@ def test_erasing_patches_updates_the_predictions(open_page: Any, site: str) -> N
         hover(page, 2, column)
     page.mouse.up()
     expect(page.locator(".answer")).to_contain_text("filled with the mean colour: 4")
-    shown = sent(site, picture())
+    shown = sent(site, sample_image())
     classes = [one["index"] for one in shown["predictions"]]
     body = {"patches": [17, 18, 19, 20], "classes": classes}
     now = json.loads(ask(f"{site}/v1/images/{shown['id']}/masked?model=birds", body))["probabilities"]
@@ -158,14 +158,14 @@ def test_the_address_restores_the_view(open_page: Any, site: str) -> None:
 
 
 def test_a_link_to_a_dropped_image_asks_for_the_image(open_page: Any, site: str) -> None:
-    page = looking(open_page, site, picture(seed=5))
+    page = looking(open_page, site, sample_image(seed=5))
     page.locator("[data-map=similarity]").click()
     page.get_by_role("gridcell", name="Layer 1, head 1").click()
     settled(page)
     page.wait_for_timeout(300)
     again = open_page(page.url)
     expect(again.locator(".dropzone")).to_contain_text("was not shared")
-    drop(again, picture(seed=5))
+    drop(again, sample_image(seed=5))
     answered(again)
     settled(again)
     assert again.locator(".map-title").inner_text() == page.locator(".map-title").inner_text()
@@ -174,17 +174,17 @@ def test_a_link_to_a_dropped_image_asks_for_the_image(open_page: Any, site: str)
 
 def test_an_expired_image_is_uploaded_again(open_page: Any, site: str, watch: Any) -> None:
     watch.expected = ("status of 404",)  # Chromium logs the error that the page handles
-    page = looking(open_page, site, picture(seed=7))
+    page = looking(open_page, site, sample_image(seed=7))
     settled(page)
     for seed in range(100, 140):
-        sent(site, picture(32, 24, seed))
+        sent(site, sample_image(32, 24, seed))
     page.locator("[data-map=occlusion]").click()
     page.locator(".legend:not(.off)").wait_for()
     expect(page.locator("#notice")).to_be_hidden()
 
 
 def test_the_faithfulness_curves_show_the_results_of_the_server(open_page: Any, site: str) -> None:
-    page = looking(open_page, site, picture(), "#map=relevance")
+    page = looking(open_page, site, sample_image(), "#map=relevance")
     page.get_by_role("button", name="Test this map").click()
     expect(page.locator(".curves figure")).to_have_count(2)
     found = json.loads(ask(f"{site}/v1/images/{sent(site, picture())['id']}/faithfulness/relevance?model=birds"))
@@ -193,7 +193,7 @@ def test_the_faithfulness_curves_show_the_results_of_the_server(open_page: Any, 
 
 
 def test_the_logit_lens_ends_with_the_prediction(open_page: Any, site: str) -> None:
-    page = looking(open_page, site, picture(), "#tab=lens")
+    page = looking(open_page, site, sample_image(), "#tab=lens")
     expect(page.locator(".lens tbody tr")).to_have_count(3)
     last = page.locator(".lens tbody tr").last.locator("td").first.inner_text()
     first = next(iter(bars(page).items()))
@@ -201,7 +201,7 @@ def test_the_logit_lens_ends_with_the_prediction(open_page: Any, site: str) -> N
 
 
 def test_two_models_share_one_cursor(open_page: Any, site: str) -> None:
-    page = looking(open_page, site, picture())
+    page = looking(open_page, site, sample_image())
     page.get_by_role("button", name="Compare").click()
     expect(page.locator(".pane:not(.empty)")).to_have_count(2)
     page.locator(".pane").nth(1).locator(".legend:not(.off)").wait_for()
@@ -217,19 +217,19 @@ def test_two_models_share_one_cursor(open_page: Any, site: str) -> None:
 
 
 def test_without_a_class_token_the_query_is_the_mean_of_patches(open_page: Any, site: str) -> None:
-    page = looking(open_page, site, picture(), "#model=pooled")
+    page = looking(open_page, site, sample_image(), "#model=pooled")
     expect(page.locator(".map-title")).to_have_text("attention · mean over patches · layer 3 · mean over heads")
-    weights = attention(site, sent(site, picture(), "pooled")["id"], layer=2, tokens=48, model="pooled")
+    weights = attention(site, sent(site, sample_image(), "pooled")["id"], layer=2, tokens=48, model="pooled")
     expect_legend(page, weights.mean(axis=(0, 1)).max())
 
 
 def test_a_segmenter_shows_its_mask_and_a_legend(open_page: Any, site: str) -> None:
     page = open_page(f"{site}/#model=masks")
-    drop(page, picture())
+    drop(page, sample_image())
     page.locator(".segment").first.wait_for()
     rows = page.locator(".segment").all()
     expected = {row.locator(".label").inner_text(): row.locator(".number").inner_text() for row in rows}
-    segments = sent(site, picture(), "masks")["segments"]
+    segments = sent(site, sample_image(), "masks")["segments"]
     assert expected == {one["label"]: f"{one['share'] * 100:.1f}%" for one in segments}
     expect(page.locator(".map-title")).to_have_text("mask")
     settled(page)
@@ -241,7 +241,7 @@ def test_a_segmenter_shows_its_mask_and_a_legend(open_page: Any, site: str) -> N
 
 def test_a_resnet_has_predictions_and_no_maps(open_page: Any, site: str) -> None:
     page = open_page(f"{site}/#model=plain&map=attention")
-    drop(page, picture())
+    drop(page, sample_image())
     expect(page.locator(".bar")).to_have_count(3)
     expect(page.locator(".map-title")).to_have_text("original")
     expect(page.locator(".inside")).to_contain_text("no attention")
@@ -254,7 +254,7 @@ def test_a_resnet_has_predictions_and_no_maps(open_page: Any, site: str) -> None
 
 def test_hovering_redraws_without_a_request(open_page: Any, site: str, watch: Any, record_property: Any) -> None:
     """The attention of all tokens is loaded before; the time until everything is drawn is measured by the page."""
-    page = looking(open_page, site, picture())
+    page = looking(open_page, site, sample_image())
     settled(page)
     before = len(watch.requests)
     for step in range(20):

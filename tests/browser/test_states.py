@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 import pytest
 from playwright.sync_api import expect
 
-from browser.actions import TIMES, answered, bars, drop, picture
+from browser.actions import TIMES, answered, bars, drop, sample_image
 from browser.conftest import KEY
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -36,17 +36,17 @@ def test_an_unsupported_format_is_explained(open_page: Any, site: str) -> None:
     page = open_page(site)
     drop(page, b"GIF89a", "image/gif")
     expect(page.get_by_role("alert")).to_have_text("Unsupported format image/gif. Use JPEG, PNG or WebP." + TIMES)
-    drop(page, picture()[:200])
+    drop(page, sample_image()[:200])
     expect(page.get_by_role("alert")).to_contain_text("damaged")
-    drop(page, picture())
+    drop(page, sample_image())
     answered(page)
     expect(page.locator("#notice")).to_be_hidden()
 
 
 def test_a_too_large_image_is_explained(strict: Any) -> None:
-    drop(strict, picture() + bytes(60_000))
+    drop(strict, sample_image() + bytes(60_000))
     expect(strict.get_by_role("alert")).to_contain_text("too large for this server")
-    drop(strict, picture())
+    drop(strict, sample_image())
     answered(strict)
     expect(strict.locator("#notice")).to_be_hidden()
 
@@ -54,7 +54,7 @@ def test_a_too_large_image_is_explained(strict: Any) -> None:
 def test_requests_to_a_busy_server_are_retried(strict: Any, strict_site: str) -> None:
     """Other clients fill the queue until they stop."""
     headers = {"X-API-Key": KEY, "Content-Type": "image/png"}
-    with urlopen(Request(f"{strict_site}/v1/images", picture(seed=1), headers), timeout=60) as answer:
+    with urlopen(Request(f"{strict_site}/v1/images", sample_image(seed=1), headers), timeout=60) as answer:
         id = answer.read().decode().split('"id":"')[1][:32]
     enough = threading.Event()
 
@@ -70,7 +70,7 @@ def test_requests_to_a_busy_server_are_retried(strict: Any, strict_site: str) ->
         one.start()
     try:
         for seed in range(2, 40):
-            drop(strict, picture(seed=seed))
+            drop(strict, sample_image(seed=seed))
             strict.wait_for_timeout(100)
             if "busy; retrying in" in strict.locator("#status").inner_text():
                 break
@@ -89,8 +89,8 @@ def test_an_unreachable_server_is_reported(open_page: Any, site: str, watch: Any
     page = open_page(site)
     watch.expected = ("ERR_INTERNET_DISCONNECTED",)
     page.context.set_offline(True)
-    drop(page, picture())
+    drop(page, sample_image())
     expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
     page.context.set_offline(False)
-    drop(page, picture())
+    drop(page, sample_image())
     answered(page)

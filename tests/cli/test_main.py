@@ -160,8 +160,8 @@ def test_invalid_arguments_exit_with_a_reason(
 
 def bad_data(root: Path) -> None:
     """Write invalid folders and tables."""
-    picture = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(picture, "PNG")
+    sample_image = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(sample_image, "PNG")
     whole = [
         "empty/a",
         "empty/b",
@@ -174,7 +174,7 @@ def bad_data(root: Path) -> None:
     for folder in [*whole, "single/a", "flat", "notest/test/a", "broken/a", "broken/b"]:
         (root / folder).mkdir(parents=True)
         for i in range(3):
-            (root / folder / f"{i}.png").write_bytes(b"text" if "broken" in folder else picture.getvalue())
+            (root / folder / f"{i}.png").write_bytes(b"text" if "broken" in folder else sample_image.getvalue())
     for folder in ("empty/c", "nothing", "none/a", "none/b"):
         (root / folder).mkdir(parents=True)
     (root / "none" / "a" / "notes.txt").write_text("no picture")

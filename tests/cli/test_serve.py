@@ -38,8 +38,8 @@ def test_two_checkpoints_and_a_key(checkpoint: Path, tmp_path: Path) -> None:
         assert [one["name"] for one in answer["models"]] == ["small", "small"]  # without its folders
         assert {tuple(one["image_size"]) for one in answer["models"]} == {(48, 48)}
         for id in ("small", "small-2"):
-            picture = encoded(smooth(50, 60))
-            output = live.request("POST", f"/v1/classify?model={id}", picture, X_API_Key="sesame").json
+            sample_image = encoded(smooth(50, 60))
+            output = live.request("POST", f"/v1/classify?model={id}", sample_image, X_API_Key="sesame").json
             assert output["model"] == id
 
 

@@ -35,7 +35,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def sample_image(tmp_path: Path) -> Path:
     """A wide image, bright in the patch that matters to a planted model: crop_fraction is 0.875, of the middle."""
     pixels = np.random.default_rng(0).integers(100, 140, (120, 300, 3), dtype=np.uint8)
     pixels[45:75, 150:185] = 255
@@ -54,10 +54,10 @@ def checkpoint(small: ViTConfig, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_all_figures_are_drawn_and_reported(
-    monkeypatch, capsys, checkpoint: Path, picture: Path, tmp_path: Path
+    monkeypatch, capsys, checkpoint: Path, sample_image: Path, tmp_path: Path
 ) -> None:  # type: ignore[no-untyped-def]
     out = tmp_path / "out"
-    assert run(monkeypatch, checkpoint, picture, "--out", out, "--device", "cpu") == 0
+    assert run(monkeypatch, checkpoint, sample_image, "--out", out, "--device", "cpu") == 0
     assert {path.stem for path in out.glob("*.png")} == FILES
     output = capsys.readouterr().out
     assert all(f"{name}.png" in output.replace("\n", "") for name in FILES)
@@ -89,11 +89,11 @@ def test_all_figures_are_drawn_and_reported(
 
 
 def test_layers_heads_class_and_query_can_be_chosen(
-    monkeypatch, checkpoint: Path, picture: Path, tmp_path: Path
+    monkeypatch, checkpoint: Path, sample_image: Path, tmp_path: Path
 ) -> None:  # type: ignore[no-untyped-def]
     out = tmp_path / "out"
     chosen = ["--methods", "heads", "relevance", "--layers", "-1", "--heads", "0", "3", "--query", "1", "2"]
-    assert run(monkeypatch, checkpoint, picture, "--out", out, *chosen, "--class", "3") == 0
+    assert run(monkeypatch, checkpoint, sample_image, "--out", out, *chosen, "--class", "3") == 0
     assert {path.stem for path in out.glob("*.png")} == {"seen", "heads", "relevance"}
     assert json.loads((out / "numbers.json").read_text())["class"] == "ant"
     page = (out / "report.html").read_text()
@@ -110,11 +110,11 @@ def test_without_an_image(monkeypatch, capsys, checkpoint: Path, tmp_path: Path)
     assert "no image was given" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_without_a_head(monkeypatch, capsys, small: ViTConfig, picture: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_without_a_head(monkeypatch, capsys, small: ViTConfig, sample_image: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     save(build_vit(dataclasses.replace(small, num_classes=0)), tmp_path / "headless")
     monkeypatch.setattr(module, "can_draw", lambda: False)
     monkeypatch.setattr("vitreous.explanation.explain_report.can_draw", lambda: False)
-    assert run(monkeypatch, tmp_path / "headless", picture, "--out", tmp_path / "out") == 0
+    assert run(monkeypatch, tmp_path / "headless", sample_image, "--out", tmp_path / "out") == 0
     drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert drawn == FILES - {"relevance", "occlusion", "faithfulness", "lens", "distance"}
     output = capsys.readouterr().out
@@ -138,9 +138,9 @@ def test_without_a_head(monkeypatch, capsys, small: ViTConfig, picture: Path, tm
     ],
 )
 def test_invalid_arguments_are_errors(
-    monkeypatch, capsys, checkpoint, picture, tmp_path, arguments, status, message
+    monkeypatch, capsys, checkpoint, sample_image, tmp_path, arguments, status, message
 ) -> None:  # type: ignore[no-untyped-def]
-    assert run(monkeypatch, checkpoint, picture, "--out", tmp_path / "out", *arguments) == status
+    assert run(monkeypatch, checkpoint, sample_image, "--out", tmp_path / "out", *arguments) == status
     captured = capsys.readouterr()
     assert message in " ".join((captured.err + captured.out).split())
     assert not (tmp_path / "out").exists()
@@ -166,25 +166,25 @@ def test_a_resnet_has_no_attention(monkeypatch, capsys, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["average", "attention pooling", "hybrid"])
-def test_every_kind_of_model(monkeypatch, small: ViTConfig, picture: Path, tmp_path: Path, kind: str) -> None:  # type: ignore[no-untyped-def]
+def test_every_kind_of_model(monkeypatch, small: ViTConfig, sample_image: Path, tmp_path: Path, kind: str) -> None:  # type: ignore[no-untyped-def]
     save(of_kind(small, kind), tmp_path / "model")
     some = [name for name in METHODS if name not in ("faithfulness", "distance", "lens")]  # drawing charts is slow
-    assert run(monkeypatch, tmp_path / "model", picture, "--out", tmp_path / "out", "--methods", *some) == 0
+    assert run(monkeypatch, tmp_path / "model", sample_image, "--out", tmp_path / "out", "--methods", *some) == 0
     assert len(list((tmp_path / "out").glob("*.png"))) >= len(some)
 
 
 @pytest.mark.parametrize("name", ["report.html", "numbers.json", "heads.png"])
 def test_foreign_files_are_not_replaced(
-    monkeypatch, checkpoint: Path, picture: Path, tmp_path: Path, name: str
+    monkeypatch, checkpoint: Path, sample_image: Path, tmp_path: Path, name: str
 ) -> None:  # type: ignore[no-untyped-def]
     out = tmp_path / "out"
     out.mkdir()
     (out / name).write_text("{}")
-    assert run(monkeypatch, checkpoint, picture, "--out", out, "--methods", "heads") == 1
+    assert run(monkeypatch, checkpoint, sample_image, "--out", out, "--methods", "heads") == 1
     assert [path.name for path in out.iterdir()] == [name]
     (out / name).unlink()
     for _ in range(2):  # its own files are replaced
-        assert run(monkeypatch, checkpoint, picture, "--out", out, "--methods", "heads") == 0
+        assert run(monkeypatch, checkpoint, sample_image, "--out", out, "--methods", "heads") == 0
 
 
 def test_explain_returns_numbers_of_one_forward_pass(small: ViTConfig, tmp_path: Path) -> None:
@@ -209,19 +209,19 @@ def test_explain_returns_numbers_of_one_forward_pass(small: ViTConfig, tmp_path:
     assert all(path.is_file() for path in other.paths)
 
 
-def test_images_are_accepted_in_every_form(small: ViTConfig, picture: Path) -> None:
+def test_images_are_accepted_in_every_form(small: ViTConfig, sample_image: Path) -> None:
     model = of_kind(small, "class token")
-    with Image.open(picture) as opened:
-        forms = [picture, str(picture), picture.read_bytes(), np.asarray(opened), opened.copy()]
+    with Image.open(sample_image) as opened:
+        forms = [sample_image, str(sample_image), sample_image.read_bytes(), np.asarray(opened), opened.copy()]
     found = [vitreous.explain(model, form, methods=["rollout"], device="cpu").maps["rollout"] for form in forms]
     assert all((one == found[0]).all() for one in found)
-    larger = vitreous.explain(model, picture, methods=["rollout"], image_size=(48, 64), device="cpu")
+    larger = vitreous.explain(model, sample_image, methods=["rollout"], image_size=(48, 64), device="cpu")
     assert larger.maps["rollout"].shape == (6, 8)
 
 
-def test_answers_that_are_not_numbers_are_an_error(small: ViTConfig, picture: Path) -> None:
+def test_answers_that_are_not_numbers_are_an_error(small: ViTConfig, sample_image: Path) -> None:
     model = of_kind(small, "class token")
     with torch.no_grad():
         model.head.weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="NaN or infinity"):
-        vitreous.explain(model, picture, device="cpu")
+        vitreous.explain(model, sample_image, device="cpu")

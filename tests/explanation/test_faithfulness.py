@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from single_patch_models import KINDS, PLACE, SHOWN, picture, planted
+from single_patch_models import KINDS, PLACE, SHOWN, planted, sample_image
 from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import (
     as_patches,
@@ -16,7 +16,7 @@ from vitreous.model.config import ViTConfig
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_planted_map_beats_random_ones(small: ViTConfig, kind: str) -> None:
-    captured = capture(planted(small, kind), picture())
+    captured = capture(planted(small, kind), sample_image())
     found = faithfulness(captured, SHOWN, relevance(captured, SHOWN)[0], steps=12)
     random = random_faithfulness(captured, SHOWN, draws=4, steps=12)
     assert found.deletion < random.deletion
@@ -24,7 +24,7 @@ def test_the_planted_map_beats_random_ones(small: ViTConfig, kind: str) -> None:
 
 
 def test_curves_start_and_end_at_the_whole_image_and_the_filled_one(small: ViTConfig) -> None:
-    model, image = planted(small, "class token"), picture()
+    model, image = planted(small, "class token"), sample_image()
     order, captured = torch.rand(3, 4), capture(model, image)
     one, other = (faithfulness(captured, SHOWN, x) for x in (order, -order))
     assert one.fractions.tolist() == pytest.approx([i / 12 for i in range(13)])
@@ -49,11 +49,11 @@ def test_pixels_and_patches() -> None:
 
 def test_a_map_of_another_grid_is_an_error(small: ViTConfig) -> None:
     with pytest.raises(ValueError, match=r"\(3, 4\), got \(4, 3\)"):
-        faithfulness(capture(planted(small, "class token"), picture()), SHOWN, torch.rand(4, 3))
+        faithfulness(capture(planted(small, "class token"), sample_image()), SHOWN, torch.rand(4, 3))
 
 
 def test_it_can_be_stopped_between_batches(small: ViTConfig) -> None:
-    captured, order = capture(planted(small, "class token"), picture()), torch.rand(3, 4)
+    captured, order = capture(planted(small, "class token"), sample_image()), torch.rand(3, 4)
     times: list[int] = []
     found = faithfulness(captured, SHOWN, order, batch_size=5, between=lambda: times.append(1))
     assert len(times) == 2 * 3  # 13 steps of deletion, and as many of insertion

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from single_patch_models import KINDS, PLACE, SHOWN, of_kind, peak, picture, planted
+from single_patch_models import KINDS, PLACE, SHOWN, of_kind, peak, planted, sample_image
 from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import relevance
 from vitreous.model.build import build_vit
@@ -13,7 +13,7 @@ from vitreous.model.config import ViTConfig
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_peak_is_where_the_signal_was_planted(small: ViTConfig, kind: str) -> None:
     model = planted(small, kind)
-    found = relevance(capture(model, picture()), SHOWN)
+    found = relevance(capture(model, sample_image()), SHOWN)
     assert found.shape == (1, 3, 4)
     assert peak(found[0]) == PLACE
     others = found[0].clone()
@@ -58,17 +58,17 @@ def test_each_class_and_each_image_has_its_own_map(small: ViTConfig, kind: str) 
 def test_a_class_that_does_not_exist_is_an_error(small: ViTConfig) -> None:
     model = of_kind(small, "class token")
     with pytest.raises(ValueError, match=r"target .*from 0 to 4"):
-        relevance(capture(model, picture()), 5)
+        relevance(capture(model, sample_image()), 5)
     headless = build_vit(dataclasses.replace(small, num_classes=0))
     with pytest.raises(ValueError, match="num_classes"):
-        relevance(capture(headless, picture()), 0)
+        relevance(capture(headless, sample_image()), 0)
 
 
 def test_one_captured_pass_serves_many_classes(small: ViTConfig) -> None:
     model = of_kind(small, "registers")
-    captured = capture(model, picture())
+    captured = capture(model, sample_image())
     steps: list[int] = []
     for target in range(5):
         found = relevance(captured, target, lambda: steps.append(1))
-        torch.testing.assert_close(found, relevance(capture(model, picture()), target))
+        torch.testing.assert_close(found, relevance(capture(model, sample_image()), target))
     assert len(steps) == 5 * 2  # between layers

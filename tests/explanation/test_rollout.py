@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from single_patch_models import KINDS, PLACE, of_kind, peak, picture, planted
+from single_patch_models import KINDS, PLACE, of_kind, peak, planted, sample_image
 from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.importance_maps import fuse, rollout, rollout_map
 from vitreous.model.config import ViTConfig
@@ -40,7 +40,7 @@ def test_discarding_keeps_the_largest() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_peak_is_the_patch_that_all_tokens_attend_to(small: ViTConfig, kind: str) -> None:
-    assert peak(rollout_map(capture(planted(small, kind), picture()))[0]) == PLACE
+    assert peak(rollout_map(capture(planted(small, kind), sample_image()))[0]) == PLACE
 
 
 def test_invalid_options_are_errors(unchecked: None, small: ViTConfig) -> None:

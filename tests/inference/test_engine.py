@@ -56,8 +56,8 @@ def test_images_of_other_sizes_start_a_new_batch_and_errors_join_any() -> None:
     batches: list[tuple[int, ...]] = []
 
     class Sizes(Predictor):
-        def decode(self, picture: StoredImage) -> Tensor:
-            return decode(picture)
+        def decode(self, sample_image: StoredImage) -> Tensor:
+            return decode(sample_image)
 
     def step(pixels: Tensor) -> list[tuple[int]]:
         batches.append(tuple(pixels.shape))

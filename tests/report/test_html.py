@@ -94,15 +94,15 @@ def test_tables_name_their_rows_and_columns() -> None:
 
 
 def test_small_images_are_embedded_exactly() -> None:
-    picture = torch.randint(256, (1, 8, 8), dtype=torch.uint8)
-    (image,) = images_of(page.photos([picture], ["a digit"], ["7"]))
-    assert (np.asarray(image) == picture[0].numpy()).all()
+    sample_image = torch.randint(256, (1, 8, 8), dtype=torch.uint8)
+    (image,) = images_of(page.photos([sample_image], ["a digit"], ["7"]))
+    assert (np.asarray(image) == sample_image[0].numpy()).all()
 
 
 def test_large_images_become_thumbnails() -> None:
     y, x = torch.meshgrid(torch.linspace(0, 255, 900), torch.linspace(0, 255, 1200), indexing="ij")
-    picture = torch.stack([x, y, (x + y) / 2]).byte()
-    html = page.photos([picture], ["a slope"], ["slope"])
+    sample_image = torch.stack([x, y, (x + y) / 2]).byte()
+    html = page.photos([sample_image], ["a slope"], ["slope"])
     (image,) = images_of(html)
     assert image.size == (224, 168)
     assert len(html) < 40_000

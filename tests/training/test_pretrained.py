@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vitreous
-from automatic_choices import chosen, pictures
+from automatic_choices import chosen, sample_images
 from vitreous.common.checks import BadValue
 from vitreous.model.cost import cost
 from vitreous.training import TrainConfig, setup
@@ -42,7 +42,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, dinov2: Path) -> list[str]:
 
 def resolve(count: int, side: int, device: str, **fields: Any) -> tuple[TrainConfig, Checkpoint | None, list[str]]:
     config = TrainConfig(data="pictures", init="auto", **fields)
-    return open_pretrained(config, pictures(count, side), World(0, 1, torch.device(device)))
+    return open_pretrained(config, sample_images(count, side), World(0, 1, torch.device(device)))
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ BROKEN = {
 }
 
 
-def pictures(root: Path) -> Path:
+def sample_images(root: Path) -> Path:
     """60 images in three splits, four of them unreadable."""
     chance = np.random.default_rng(0)
     for part, count in (("train", 20), ("val", 6), ("test", 4)):
@@ -88,7 +88,7 @@ def pictures(root: Path) -> Path:
 def test_unreadable_images_are_named_counted_and_ignored(
     workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = pictures(tmp_path / "set")
+    data = sample_images(tmp_path / "set")
     config = steady(tmp_path / "run", data=str(data), batch_size=8, workers=workers)
     metrics = train(config).metrics
     out = capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_unreadable_images_are_named_counted_and_ignored(
 
 
 def test_too_many_unreadable_images_fail_the_run(tmp_path: Path) -> None:
-    config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.04)
+    config = steady(tmp_path / "run", data=str(sample_images(tmp_path / "set")), batch_size=8, max_unreadable=0.04)
     with pytest.raises(ValueError, match="2 of 40 training images") as error:
         train(config)
     line = str(error.value)
@@ -285,7 +285,7 @@ def test_seconds_include_all_resumptions(start: Path, capsys: pytest.CaptureFixt
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_run_that_failed_on_unreadable_images_can_be_repeated(tmp_path: Path) -> None:
-    config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.0)
+    config = steady(tmp_path / "run", data=str(sample_images(tmp_path / "set")), batch_size=8, max_unreadable=0.0)
     with pytest.raises(ValueError, match="--max-unreadable 0 allows"):
         train(config)
     assert not (tmp_path / "run").exists()
@@ -295,7 +295,9 @@ def test_run_that_failed_on_unreadable_images_can_be_repeated(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_max_unreadable_is_kept_on_resume(tmp_path: Path) -> None:
-    config = steady(tmp_path / "run", data=str(pictures(tmp_path / "set")), batch_size=8, max_unreadable=0.5, steps=6)
+    config = steady(
+        tmp_path / "run", data=str(sample_images(tmp_path / "set")), batch_size=8, max_unreadable=0.5, steps=6
+    )
     train(config)
     (tmp_path / "run" / "metrics.json").unlink()
     train(TrainConfig(out=tmp_path / "run", resume=True, device="cpu"))
@@ -324,13 +326,13 @@ def test_invalid_model_is_reported_before_the_data_is_opened(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_next_commands_are_quoted_and_use_the_same_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = pictures(tmp_path / "a set")
+    data = sample_images(tmp_path / "a set")
     train(steady(tmp_path / "run", data=str(data / "train"), batch_size=8, seed=3, steps=1, max_unreadable=0.1))
     lines = capsys.readouterr().out.splitlines()[-3:]
     best = tmp_path / "run" / "best"
     assert lines[1] == f"  vitreous eval {best} --data '{data}/train' --seed 3"  # the same split
-    picture = lines[0].removeprefix(f"  vitreous predict {best} ").strip("'")
-    assert Path(picture).is_file()
+    sample_image = lines[0].removeprefix(f"  vitreous predict {best} ").strip("'")
+    assert Path(sample_image).is_file()
 
 
 # ---- The best checkpoint ---------------------------------------------------------------------------------------------

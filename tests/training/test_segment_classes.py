@@ -24,7 +24,7 @@ from vitreous.training.run import train
 SMALL = {"patch_size": 8, "width": 32, "depth": 1, "num_heads": 2, "mlp_width": 32}
 
 
-def pictures(root: Path, ids: dict[str, int]) -> Path:
+def sample_images(root: Path, ids: dict[str, int]) -> Path:
     """Twelve images of 32 x 32 pixels: a pet on the left, a background, and a border between them."""
     generator = np.random.default_rng(0)
     for part, count in (("train", 8), ("val", 4)):
@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pets")
     with pytest.MonkeyPatch.context() as patch:
         skip_report(patch)
-        train(config(pictures(root / "data", {"pet": 1, "background": 2, "border": 3}), root / "run"))
+        train(config(sample_images(root / "data", {"pet": 1, "background": 2, "border": 3}), root / "run"))
     return root
 
 
@@ -94,7 +94,7 @@ def test_predicted_masks_evaluate_to_an_iou_of_1(run: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_class_order_of_the_checkpoint_is_kept(run: Path, tmp_path: Path) -> None:
-    other = pictures(tmp_path / "data", {"background": 0, "border": 9, "pet": 300})
+    other = sample_images(tmp_path / "data", {"background": 0, "border": 9, "pet": 300})
     model = vitreous.load(run / "run/best")
     assert isinstance(model, Segmenter)
     before = measured(model, run / "data")

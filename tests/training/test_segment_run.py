@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from segment_runs import pictures, segmenting
+from segment_runs import sample_images, segmenting
 from train_runs import finish, skip_report
 from vitreous.evaluation import evaluate
 from vitreous.model.build import build, build_segmenter
@@ -111,7 +111,7 @@ def test_init_from_a_checkpoint_with_patch_dropout(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unreported")
 def test_classes_can_be_ignored(tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data")
+    data = sample_images(tmp_path / "data")
     ignoring = Segmenting(cells=4, ignore=("border",))
     metrics = train(segmenting(tmp_path / "run", data=str(data), segmenting=ignoring, batch_size=8)).metrics
     model = load(tmp_path / "run" / "best")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from segment_runs import pictures, segmenting
+from segment_runs import sample_images, segmenting
 from vitreous.common.checks import BadValue
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.training import Augment, Segmenting
@@ -39,7 +39,7 @@ def _other_size(root: Path) -> None:
     ids=["missing", "unknown", "size", "none"],
 )
 def test_invalid_masks_are_named_before_the_run_starts(spoil: Any, line: str, tmp_path: Path) -> None:
-    spoil(pictures(tmp_path / "data"))
+    spoil(sample_images(tmp_path / "data"))
     with pytest.raises(ValueError, match=line):
         train(segmenting(tmp_path / "run", data=str(tmp_path / "data"), batch_size=8))
     assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from automatic_choices import TINY, build_model, checkpoint, chosen, pictures
+from automatic_choices import TINY, build_model, checkpoint, chosen, sample_images
 from vitreous import create
 from vitreous.common.checks import as_size
 from vitreous.data.sources.base import Source, StoredImage
@@ -210,7 +210,7 @@ def test_decoder_is_the_given_one_or_the_checkpoints_or_linear_with_cells(
     found = chosen(side=48, task="segment", segmenting=how, **start)
     assert found.config.segmenting == (dataclasses.replace(how, cells=8) if "cells = 8" in expected else how)
     assert [note for note in found.notes if "decoder" in note or "cells" in note] == ([expected] if expected else [])
-    model = build_model(found.config, pictures(100, 48)).config
+    model = build_model(found.config, sample_images(100, 48)).config
     assert isinstance(model, SegmenterConfig)
     assert model.decoder == decoder
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from automatic_choices import TINY, checkpoint, chosen, pictures
+from automatic_choices import TINY, checkpoint, chosen, sample_images
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.open import open_data
 from vitreous.model.config import SegmenterConfig, ViTConfig
@@ -253,6 +253,6 @@ def test_run_folder_has_the_name_of_the_data_and_is_new(
     monkeypatch.chdir(tmp_path)
     for name in taken:
         (tmp_path / "runs" / name).mkdir(parents=True)
-    assert choose(TrainConfig(data="x"), pictures(8, 32, data), "cpu").config.out == Path("runs") / out
+    assert choose(TrainConfig(data="x"), sample_images(8, 32, data), "cpu").config.out == Path("runs") / out
     (tmp_path / "file").touch()  # taken as well
     assert free_folder(tmp_path, "file") == tmp_path / "file-2"

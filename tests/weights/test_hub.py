@@ -184,14 +184,16 @@ def test_every_command_accepts_a_hub_name(hub: Hub, client: Client, pets: Path, 
     info = json.loads(client.call("command", "info", "hf-hub:me/cli", "--json")["out"])
     assert info["provenance"]["commit"] == commit
     assert info["config"]["labels"] == ["cat", "dog", "owl"]
-    result = client.call("command", "predict", "hf-hub:me/cli", str(picture(tmp_path)), "--json", "--device", "cpu")
+    result = client.call(
+        "command", "predict", "hf-hub:me/cli", str(sample_image(tmp_path)), "--json", "--device", "cpu"
+    )
     assert result["status"] == 0
     assert json.loads(result["out"])["predictions"][0]["label"] in ("cat", "dog", "owl")
     begun = client.call("initial_provenance", "--data", "digits", "--init", "hf-hub:me/cli", "--batch-size", "auto")
     assert (begun["repository"], begun["commit"]) == ("me/cli", commit)
 
 
-def picture(folder: Path) -> Path:
+def sample_image(folder: Path) -> Path:
     Image.new("RGB", (40, 50), (200, 30, 60)).save(folder / "picture.png")
     return folder / "picture.png"
 

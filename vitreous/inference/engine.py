@@ -119,7 +119,7 @@ class Engine(ABC):
         self.throughput = Throughput(0, 0.0)
 
     @abstractmethod
-    def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
+    def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
         """Decode an image for the model. Called in worker threads."""
 
     def run(

@@ -134,9 +134,9 @@ class Predictor(Engine):
         """Return float32 pooled features before the head, on the CPU. All images must be readable."""
         return _stacked(self.stream_embeddings(images), self.width)
 
-    def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
+    def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
         config = self.config
-        return fit(picture, config.image_size, config.preprocessing, config.channels, self.fast_decode)
+        return fit(image, config.image_size, config.preprocessing, config.channels, self.fast_decode)
 
     def input(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b2 c h w"]:
         if self.compiled:  # pad to a fixed size
@@ -258,8 +258,8 @@ class SegmentPredictor(Engine):
         """Yield the segmentation of each image."""
         return self.run(images, self._segment, Segmentation)
 
-    def decode(self, picture: StoredImage) -> UInt8[Tensor, "c h w"]:
-        return decode(picture, self.config.channels)
+    def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
+        return decode(image, self.config.channels)
 
     def _segment(self, pixels: UInt8[Tensor, "b c h w"]) -> list[Any]:
         size = (pixels.shape[2], pixels.shape[3])

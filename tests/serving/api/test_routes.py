@@ -48,14 +48,14 @@ def live(served: list[ServedModel]) -> Iterator[Live]:
         yield live
 
 
-def picture(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
+def sample_image(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
     return encoded(smooth(height, width, seed))
 
 
 @pytest.mark.parametrize(("id", "index"), [("five", 0), ("bit", 3)])
 def test_classify_equals_the_predictor(live: Live, served: list[ServedModel], id: str, index: int) -> None:
-    [wanted] = Predictor(served[index].model, "cpu", top=3)(picture())  # type: ignore[arg-type]
-    answer = live.request("POST", f"/v1/classify?top=3&model={id}", picture()).json
+    [wanted] = Predictor(served[index].model, "cpu", top=3)(sample_image())  # type: ignore[arg-type]
+    answer = live.request("POST", f"/v1/classify?top=3&model={id}", sample_image()).json
     assert answer["model"] == id
     assert [one["label"] for one in answer["predictions"]] == [one.label for one in wanted.predictions]
     ours, theirs = (
@@ -68,14 +68,14 @@ def test_classify_equals_the_predictor(live: Live, served: list[ServedModel], id
 @pytest.mark.parametrize("id", ["five", "bare", "bit"])
 def test_embed_equals_the_predictor(live: Live, served: list[ServedModel], id: str) -> None:
     model = next(one.model for one in served if one.id == id)
-    answer = live.request("POST", f"/v1/embed?model={id}", picture()).json
-    wanted = Predictor(model, "cpu").embed(picture())[0]  # type: ignore[arg-type]
+    answer = live.request("POST", f"/v1/embed?model={id}", sample_image()).json
+    wanted = Predictor(model, "cpu").embed(sample_image())[0]  # type: ignore[arg-type]
     assert answer["width"] == len(answer["embedding"]) == len(wanted)
     torch.testing.assert_close(torch.tensor(answer["embedding"]), wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_top_may_exceed_the_number_of_classes(live: Live) -> None:
-    predictions = live.request("POST", "/v1/classify?top=1000", picture()).json["predictions"]
+    predictions = live.request("POST", "/v1/classify?top=1000", sample_image()).json["predictions"]
     assert sorted(one["label"] for one in predictions) == sorted(LABELS)
     assert sum(one["probability"] for one in predictions) == pytest.approx(1)
 
@@ -95,8 +95,8 @@ def test_a_form_and_a_raw_body_give_the_same_answer(live: Live, format: str, kin
 
 def test_answers_do_not_depend_on_the_batch(live: Live) -> None:
     """Valid and truncated images sent together get the same responses as alone."""
-    cut = picture(3)[:400]
-    bodies = [cut if number % 5 == 3 else picture(number % 7) for number in range(40)]
+    cut = sample_image(3)[:400]
+    bodies = [cut if number % 5 == 3 else sample_image(number % 7) for number in range(40)]
     alone = {body: live.request("POST", "/v1/classify", body) for body in set(bodies)}
     with ThreadPoolExecutor(20) as pool:
         together = list(pool.map(lambda body: live.request("POST", "/v1/classify", body), bodies))
@@ -119,7 +119,7 @@ def test_answers_do_not_depend_on_the_batch(live: Live) -> None:
 
 
 def test_a_mask_has_the_size_of_its_image(live: Live) -> None:
-    answer = live.request("POST", "/v1/segment?model=masks", picture()).json
+    answer = live.request("POST", "/v1/segment?model=masks", sample_image()).json
     mask = Image.open(io.BytesIO(base64.b64decode(answer["mask"])))
     ids = np.asarray(mask)
     assert mask.mode == "P"
@@ -150,33 +150,36 @@ def test_a_mask_has_the_size_of_its_image(live: Live) -> None:
     ],
 )  # fmt: skip
 def test_unsupported_tasks_and_parameters_are_rejected(live: Live, path: str, status: int, code: str) -> None:
-    answer = live.request("POST", path, picture())
+    answer = live.request("POST", path, sample_image())
     assert (answer.status, answer.code) == (status, code)
 
 
 def test_an_empty_target_is_the_top_class_and_an_invalid_one_is_named(live: Live) -> None:
-    missing, empty = (live.request("POST", f"/v1/explain{query}", picture()).json for query in ("", "?target="))
+    missing, empty = (live.request("POST", f"/v1/explain{query}", sample_image()).json for query in ("", "?target="))
     assert empty == missing
     assert empty["target"]["index"] == empty["predictions"][0]["index"]
-    wrong = live.request("POST", "/v1/explain?target=horse", picture()).json["error"]["message"]
+    wrong = live.request("POST", "/v1/explain?target=horse", sample_image()).json["error"]["message"]
     assert all(word in wrong for word in ("target", "'horse'", "from 0 to 4"))
 
 
 @pytest.mark.parametrize("method", ["relevance", "rollout", "attention", "occlusion"])
 def test_explanations(live: Live, served: list[ServedModel], method: str) -> None:
-    answer = live.request("POST", f"/v1/explain?method={method}&target=cat", picture()).json
+    answer = live.request("POST", f"/v1/explain?method={method}&target=cat", sample_image()).json
     assert np.shape(answer["values"]) == tuple(answer["grid"]) == (3, 4)
     about_a_class = method in ("relevance", "occlusion")
     assert answer["target"] == ({"index": 2, "label": "cat"} if about_a_class else None)
     assert answer["picture"] == {"width": 90, "height": 60}
-    assert answer["predictions"] == live.request("POST", "/v1/explain?method=attention", picture()).json["predictions"]
+    assert (
+        answer["predictions"]
+        == live.request("POST", "/v1/explain?method=attention", sample_image()).json["predictions"]
+    )
     if method == "occlusion":
         from vitreous.data.image import fit
         from vitreous.explanation.attention_and_logit_lens import capture
         from vitreous.explanation.importance_maps import as_patches, occlusion
         from vitreous.model.inputs import normalise
 
-        pixels = fit(picture(), CONFIG.image_size, CONFIG.preprocessing)[None].float() / 255
+        pixels = fit(sample_image(), CONFIG.image_size, CONFIG.preprocessing)[None].float() / 255
         drops = occlusion(capture(served[0].model, normalise(pixels, CONFIG.preprocessing)), 2)  # type: ignore[arg-type]
         np.testing.assert_allclose(answer["values"], as_patches(drops, CONFIG.patch_stride).numpy(), atol=1e-5)
 
@@ -199,10 +202,10 @@ def test_labels_that_are_not_valid_text_are_escaped(served: list[ServedModel]) -
     strange = ("\udcff", '"', "\0", "猫", "<b>")
     model = build_vit(dataclasses.replace(CONFIG, labels=strange))
     with in_thread([serve_model(model, device="cpu")]) as live:
-        predictions = live.request("POST", "/v1/classify", picture()).json["predictions"]
+        predictions = live.request("POST", "/v1/classify", sample_image()).json["predictions"]
         assert {one["label"] for one in predictions} == {"?", '"', "\0", "猫", "<b>"}
         assert live.request("GET", "/v1/model").json["models"][0]["labels"] == ["?", '"', "\0", "猫", "<b>"]
-        assert live.request("POST", "/v1/explain", picture()).status == 200
+        assert live.request("POST", "/v1/explain", sample_image()).status == 200
 
 
 def test_health_and_the_description(live: Live) -> None:
@@ -229,21 +232,24 @@ def test_a_connection_may_send_several_requests(live: Live) -> None:
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=30)
-    for body in (picture(), b"nonsense", picture(), b"", picture()):
+    for body in (sample_image(), b"nonsense", sample_image(), b"", sample_image()):
         connection.request("POST", "/v1/classify", body)
         answer = connection.getresponse()
-        assert answer.status == {picture(): 200, b"nonsense": 415, b"": 400}[body]
+        assert answer.status == {sample_image(): 200, b"nonsense": 415, b"": 400}[body]
         json.loads(answer.read())
     connection.close()
 
 
 def test_the_api_key_is_required(served: list[ServedModel]) -> None:
     with in_thread(served[:1], Settings(api_key="open sesame")) as live:
-        assert live.request("POST", "/v1/classify", picture()).code == "unauthorized"
-        assert live.request("POST", "/v1/classify", picture(), X_API_Key="open sesam").code == "unauthorized"
-        assert live.request("POST", "/v1/classify", picture(), Authorization="Basic open sesame").code == "unauthorized"
-        assert live.request("POST", "/v1/classify", picture(), Authorization="Bearer open sesame").status == 200
-        assert live.request("POST", "/v1/classify", picture(), X_API_Key="open sesame").status == 200
+        assert live.request("POST", "/v1/classify", sample_image()).code == "unauthorized"
+        assert live.request("POST", "/v1/classify", sample_image(), X_API_Key="open sesam").code == "unauthorized"
+        assert (
+            live.request("POST", "/v1/classify", sample_image(), Authorization="Basic open sesame").code
+            == "unauthorized"
+        )
+        assert live.request("POST", "/v1/classify", sample_image(), Authorization="Bearer open sesame").status == 200
+        assert live.request("POST", "/v1/classify", sample_image(), X_API_Key="open sesame").status == 200
         assert live.request("GET", "/v1/model").status == 401
         assert live.request("GET", "/metrics").status == 401
         assert live.request("GET", "/v1/images/0/lens").status == 401
@@ -275,17 +281,17 @@ def test_a_full_queue_is_answered_with_429_at_once(served: list[ServedModel]) ->
             go_on.clear()
             pending = []
             for number in range(3):  # two workers have one each, and one waits
-                pending.append(pool.submit(live.request, "POST", "/v1/classify", picture(number)))
+                pending.append(pool.submit(live.request, "POST", "/v1/classify", sample_image(number)))
                 wait_until(live, "vitreous_waiting", int(number == 2))
                 wait_until(live, "vitreous_open_requests", number + 2)  # with the request for the metrics
                 wait_until(live, "vitreous_batch_pictures_sum", 1 + min(number + 1, 2))  # and the first, to warm up
-            refused = [live.request("POST", "/v1/classify", picture(number)) for number in range(9)]
+            refused = [live.request("POST", "/v1/classify", sample_image(number)) for number in range(9)]
             assert {(one.status, one.code, one.headers["retry-after"]) for one in refused} == {(429, "busy", "1")}
-            assert live.request("POST", "/v1/classify", picture()).status == 429
+            assert live.request("POST", "/v1/classify", sample_image()).status == 429
             assert live.request("GET", "/healthz").status == 200
             go_on.set()
             assert [one.result().status for one in pending] == [200] * 3
-            assert live.request("POST", "/v1/classify", picture()).status == 200
+            assert live.request("POST", "/v1/classify", sample_image()).status == 200
     finally:
         go_on.set()
         hold.remove()
@@ -300,10 +306,10 @@ def test_a_slow_answer_times_out(served: list[ServedModel]) -> None:
         go_on.set()
         with in_thread(served[:1], Settings(timeout=2)) as live:
             go_on.clear()
-            answer = live.request("POST", "/v1/classify", picture())
+            answer = live.request("POST", "/v1/classify", sample_image())
             assert (answer.status, answer.code) == (503, "timeout")
             go_on.set()
-            assert live.request("POST", "/v1/classify", picture()).status == 200
+            assert live.request("POST", "/v1/classify", sample_image()).status == 200
     finally:
         go_on.set()
         hold.remove()

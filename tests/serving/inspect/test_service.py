@@ -36,7 +36,7 @@ def model_of(side: int = 32) -> ViT:
     return build_vit(config).eval()
 
 
-def picture(seed: int) -> bytes:
+def sample_image(seed: int) -> bytes:
     return encoded(smooth(40, 40, seed))
 
 
@@ -45,7 +45,7 @@ def client_of(model: ViT, **limits: float) -> AbstractContextManager[tuple[TestC
 
 
 def send(client: TestClient, seed: int) -> str:
-    reply = client.post("/v1/images", content=picture(seed), headers=PNG)
+    reply = client.post("/v1/images", content=sample_image(seed), headers=PNG)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["id"])
 
@@ -155,7 +155,7 @@ def test_the_computation_of_a_disconnected_client_is_stopped() -> None:
     model = model_of(128)  # 225 windows, some at a time
     passes = Passes(model, 0.5)
     with in_thread([serve_model(model, "m", "m", "cpu")]) as live:
-        id = live.request("POST", "/v1/images", picture(0)).json["id"]
+        id = live.request("POST", "/v1/images", sample_image(0)).json["id"]
         passes.slow = True
         with socket.create_connection((HOST, live.port)) as connection:
             connection.sendall(f"GET /v1/images/{id}/map/occlusion HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
@@ -175,7 +175,7 @@ def test_long_computations_do_not_delay_quick_ones() -> None:
     model = model_of(128)
     passes = Passes(model, 0.2)
     with in_thread([serve_model(model, "m", "m", "cpu")]) as live, ThreadPoolExecutor(1) as pool:
-        id = live.request("POST", "/v1/images", picture(0)).json["id"]
+        id = live.request("POST", "/v1/images", sample_image(0)).json["id"]
         passes.slow = True
         long = pool.submit(live.request, "GET", f"/v1/images/{id}/map/occlusion")
         passes.wait_for(2)
@@ -192,7 +192,7 @@ def test_requests_beyond_the_queue_are_answered_with_429() -> None:
         assert gate.wait(30)
 
     with in_thread([serve_model(model, "m", "m", "cpu")], Settings(queue=2)) as live, ThreadPoolExecutor(7) as pool:
-        id = live.request("POST", "/v1/images", picture(0)).json["id"]
+        id = live.request("POST", "/v1/images", sample_image(0)).json["id"]
         hook = model.head.register_forward_hook(hold)
         first = pool.submit(live.request, "GET", f"/v1/images/{id}/lens")
         assert begun.wait(30)

@@ -5,7 +5,7 @@ import pytest
 
 import vitreous
 from images import encoded
-from inspect_requests import SMALL, get, inspect_client, picture, send
+from inspect_requests import SMALL, get, inspect_client, sample_image, send
 from live_server import Live
 from vitreous.common.checks import BadValue
 from vitreous.explanation.result import class_index
@@ -87,5 +87,5 @@ def test_answers_that_are_not_numbers_are_an_error() -> None:
     model = build_vit(SMALL)
     model.norm.weight.data.fill_(float("nan"))
     with inspect_client([serve_model(model, "broken", "broken", "cpu")]) as (client, _):
-        reply = client.post("/v1/images", content=picture(), headers={"Content-Type": "image/png"})
+        reply = client.post("/v1/images", content=sample_image(), headers={"Content-Type": "image/png"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "not_a_number")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from inspect_requests import NAMES, POSITIONS, SMALL, array, as_given, get, picture, weights_of
+from inspect_requests import NAMES, POSITIONS, SMALL, array, as_given, get, sample_image, weights_of
 from live_server import Live, in_thread
 from vitreous.explanation.attention_and_logit_lens import attention_distance, capture
 from vitreous.model.build import build_vit
@@ -17,7 +17,7 @@ from vitreous.serving.models import serve_model
 @pytest.mark.parametrize("id", [*NAMES, *POSITIONS, "bag", "bare", "grey"])
 def test_attention_equals_the_models(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
-    for layer, weights in enumerate(model.attention(as_given(model, picture()))):
+    for layer, weights in enumerate(model.attention(as_given(model, sample_image()))):
         true = weights[0].detach().numpy()
         heads, t, _ = true.shape
         reply = get(live, id, f"attention/{layer}")
@@ -47,7 +47,7 @@ def test_patches_are_distinguished_beside_a_dominant_class_token() -> None:
         model.prefix.class_token[..., 0] = 40.0
     with in_thread([serve_model(model, "greedy", "greedy", "cpu")]) as live:
         decoded = weights_of(get(live, "greedy", "attention/0"), 1)
-    true = model.attention(as_given(model, picture()), [0])[0][0].detach().numpy()
+    true = model.attention(as_given(model, sample_image()), [0])[0][0].detach().numpy()
     assert true[..., 0].min() > 0.98
     np.testing.assert_allclose(decoded[..., 1:], true[..., 1:], atol=true[..., 1:].max() / 255)
     assert len(np.unique(decoded[0, 1, 1:])) > 6  # of twelve
@@ -56,7 +56,7 @@ def test_patches_are_distinguished_beside_a_dominant_class_token() -> None:
 @pytest.mark.parametrize("id", [*NAMES, "bare"])
 def test_similarity_is_the_cosine(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
-    for layer, features in enumerate(model.intermediate(as_given(model, picture()))):
+    for layer, features in enumerate(model.intermediate(as_given(model, sample_image()))):
         tokens = torch.cat([features.prefix, features.patches], dim=1)[0].detach()
         true = torch.nn.functional.cosine_similarity(tokens[:, None], tokens[None], dim=-1).numpy()
         bytes = array(get(live, id, f"similarity/{layer}"))
@@ -68,14 +68,14 @@ def test_similarity_is_the_cosine(live: Live, models: dict[str, Any], id: str) -
 def test_the_lens_of_the_last_layer_is_the_models_answer(live: Live, models: dict[str, Any], id: str) -> None:
     layers = get(live, id, "lens").json["layers"]
     assert [one["layer"] for one in layers] == [0, 1]
-    shown = live.request("POST", f"/v1/images?model={id}", picture()).json
+    shown = live.request("POST", f"/v1/images?model={id}", sample_image()).json
     assert layers[-1]["predictions"] == shown["predictions"][:3]
 
 
 @pytest.mark.parametrize("id", NAMES)
 def test_distance_equals_that_of_the_library(live: Live, models: dict[str, Any], id: str) -> None:
     found = get(live, id, "distance").json
-    expected = attention_distance(capture(models[id], as_given(models[id], picture())))
+    expected = attention_distance(capture(models[id], as_given(models[id], sample_image())))
     np.testing.assert_allclose(found["pixels"], expected, rtol=1e-4)
     assert found["largest"] == pytest.approx(np.hypot(16, 24), rel=1e-5)
 
@@ -83,7 +83,7 @@ def test_distance_equals_that_of_the_library(live: Live, models: dict[str, Any],
 @pytest.mark.parametrize("id", [*NAMES, "bare", "padded"])
 def test_the_tour_shows_the_models_tensors(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
-    config, image = model.config, as_given(model, picture())
+    config, image = model.config, as_given(model, sample_image())
     steps = get(live, id, "tour").json["steps"]
     assert [one["equation"] for one in steps] == [1, 1, 1, 1, 2, 2, 3, 4]
     t, d, channels = config.num_tokens, 32, 32 if id == "hybrid" else 3

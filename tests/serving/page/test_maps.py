@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from images import encoded
-from inspect_requests import LABELS, NAMES, as_given, erase, get, name, picture
+from inspect_requests import LABELS, NAMES, as_given, erase, get, name, sample_image
 from live_server import Live
 from single_patch_models import DECOY, KINDS, PLACE, SHOWN
 from vitreous.explanation.attention_and_logit_lens import capture
@@ -27,7 +27,7 @@ from vitreous.model.vit import ViT
 @pytest.mark.parametrize("id", NAMES)
 def test_rollout_equals_that_of_the_library(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
-    image = as_given(model, picture())
+    image = as_given(model, sample_image())
     shares = model.pool.weights(model.features(image)).mean(dim=1)[0].detach()
     if id == "distilled":
         shares[:2] = 0.5
@@ -61,7 +61,7 @@ def test_the_peak_is_the_planted_patch(live: Live, kind: str, method: str) -> No
 @pytest.mark.parametrize("id", NAMES)
 def test_maps_of_a_class_equal_those_of_the_library(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
-    image = as_given(model, picture())
+    image = as_given(model, sample_image())
     top = int(model(image).argmax())
     for query, target in (("", top), ("?target=3", 3)):
         found = get(live, id, f"map/relevance{query}").json
@@ -75,7 +75,7 @@ def test_maps_of_a_class_equal_those_of_the_library(live: Live, models: dict[str
 
 def test_pca_equals_that_of_the_library(live: Live, models: dict[str, Any]) -> None:
     model: ViT = models["registers"]
-    features = model.intermediate(as_given(model, picture()))
+    features = model.intermediate(as_given(model, sample_image()))
     for layer in (0, 1):
         found = get(live, "registers", f"map/pca?layer={layer}").json
         expected = pca_colours(features[layer].patches[0].detach(), (3, 4)).flatten()
@@ -101,8 +101,8 @@ def test_faithfulness_equals_that_of_the_library(live: Live, models: dict[str, A
 @pytest.mark.parametrize("id", NAMES)
 def test_predictions_with_masked_patches(live: Live, models: dict[str, Any], id: str) -> None:
     model: ViT = models[id]
-    image = as_given(model, picture())
-    shown = live.request("POST", f"/v1/images?model={id}", picture()).json["predictions"]
+    image = as_given(model, sample_image())
+    shown = live.request("POST", f"/v1/images?model={id}", sample_image()).json["predictions"]
     none = erase(live, id, [], []).json
     assert [one["label"] for one in none["predictions"]] == [one["label"] for one in shown]
     for one, other in zip(none["predictions"], shown, strict=True):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inspect_requests import array, as_given, erase, get, picture, weights_of
+from inspect_requests import array, as_given, erase, get, sample_image, weights_of
 from live_server import Live
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
 
@@ -38,7 +38,7 @@ def test_filters(live: Live, models: dict[str, Any], id: str, side: int) -> None
 
 
 def test_a_segmenter_has_masks_and_its_encoder_attention(live: Live, models: dict[str, Any]) -> None:
-    model, data = models["masks"], picture(5)
+    model, data = models["masks"], sample_image(5)
     image = as_given(model, data)
     ids = model(image)[0].argmax(dim=0).numpy()
     mask = array(get(live, "masks", "mask", data))

@@ -143,10 +143,10 @@ def test_positions_without_registers_are_resampled_with_offset(tmp_path: Path) -
     def resampled(embeddings: Tensor, height: int, width: int) -> Tensor:
         grid = (height // 14, width // 14)
         scale = ((grid[0] + 0.1) / 4, (grid[1] + 0.1) / 4)
-        picture = places[:, 1:].reshape(1, 4, 4, 128).permute(0, 3, 1, 2)
-        picture = F.interpolate(picture, scale_factor=scale, mode="bicubic")
-        assert tuple(picture.shape[2:]) == grid
-        return torch.cat([places[:, :1], picture.flatten(2).transpose(1, 2)], dim=1)
+        sample_image = places[:, 1:].reshape(1, 4, 4, 128).permute(0, 3, 1, 2)
+        sample_image = F.interpolate(sample_image, scale_factor=scale, mode="bicubic")
+        assert tuple(sample_image.shape[2:]) == grid
+        return torch.cat([places[:, :1], sample_image.flatten(2).transpose(1, 2)], dim=1)
 
     model.embeddings.interpolate_pos_encoding = resampled
     check_close(tokens(vitreous.load(tmp_path / "m.pth")), last(model), OTHER, (84, 28))

@@ -97,8 +97,8 @@ def test_loading_with_a_new_head(tmp_path: Path, name: str, classes: int) -> Non
             assert key not in new or not torch.equal(new[key], old[key])
         else:
             assert torch.equal(new[key], old[key])
-    pictures = torch.randn(1, 3, *model.config.image_size, dtype=torch.bfloat16)
-    assert loaded(pictures).shape[1] == (classes or loaded(pictures).shape[1])
+    sample_images = torch.randn(1, 3, *model.config.image_size, dtype=torch.bfloat16)
+    assert loaded(sample_images).shape[1] == (classes or loaded(sample_images).shape[1])
     save_folder(loaded, tmp_path / "y")
     check_identical(loaded, load_folder(tmp_path / "y"))
     assert {"field": "head", "to": "new"} in describe(tmp_path / "y").provenance["changes"]

@@ -84,11 +84,11 @@ def test_default_processor_fields_match_transformers(kind: str, document: str, t
     named = kind == "dinov2_with_registers"  # transformers has no default processor for it
     processors = transformers.BitImageProcessor if named else transformers.AutoImageProcessor
     processor, model = processors.from_pretrained(folder), vitreous.load(folder)
-    picture = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    sample_image = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
     with torch.no_grad():
-        expected = model(processor(picture, return_tensors="pt")["pixel_values"])
+        expected = model(processor(sample_image, return_tensors="pt")["pixel_values"])
     predictor = vitreous.Predictor(model, device="cpu")
-    found = predictor.logits(picture) if model.config.num_classes else predictor.embed(picture)
+    found = predictor.logits(sample_image) if model.config.num_classes else predictor.embed(sample_image)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
     assert not any("its processor resizes" in line for line in provenance_of(model).get("assumed", ()))
 

@@ -91,13 +91,13 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 def test_preprocessing_equals_transformers_processor(name: str, folder: Path) -> None:
     transformers = import_transformers()
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[name]))
-    picture = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
+    sample_image = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     reference = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     model = vitreous.load(folder)
     with torch.no_grad():
-        expected = reference(processor(picture, return_tensors="pt")["pixel_values"]).logits
-    found = vitreous.Predictor(model, device="cpu").logits(picture)
+        expected = reference(processor(sample_image, return_tensors="pt")["pixel_values"]).logits
+    found = vitreous.Predictor(model, device="cpu").logits(sample_image)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
@@ -110,11 +110,11 @@ def test_written_processor_equals_preprocessing(fit: Any, interpolation: Any, tm
     model = noisy(build(dataclasses.replace(SMALL, preprocessing=how)))
     vitreous.save(model, tmp_path / "model", format="huggingface")
     assert vitreous.load(tmp_path / "model").config.preprocessing == how
-    picture = np.random.default_rng(0).integers(0, 256, (56, 70, 3), dtype=np.uint8)
+    sample_image = np.random.default_rng(0).integers(0, 256, (56, 70, 3), dtype=np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "model")
     with torch.no_grad():
-        found = model(processor(picture, return_tensors="pt")["pixel_values"])
-    torch.testing.assert_close(found, vitreous.Predictor(model, device="cpu").logits(picture), rtol=0, atol=2e-5)
+        found = model(processor(sample_image, return_tensors="pt")["pixel_values"])
+    torch.testing.assert_close(found, vitreous.Predictor(model, device="cpu").logits(sample_image), rtol=0, atol=2e-5)
 
 
 def test_unnamed_processor_follows_the_model_type(folder: Path) -> None:
@@ -135,13 +135,13 @@ def test_processor_with_another_size_keeps_native_size(tmp_path: Path) -> None:
     assert native.config.preprocessing.crop_fraction == 40 / 46
     assert any("40 x 40" in line for line in provenance_of(native)["assumed"])
 
-    picture = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
+    sample_image = np.random.default_rng(0).integers(0, 256, (50, 74, 3), dtype=np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "model")
     with torch.no_grad():
         reference = transformers.AutoModel.from_pretrained(tmp_path / "model").eval()
-        expected = reference(processor(picture, return_tensors="pt")["pixel_values"]).pooler_output
+        expected = reference(processor(sample_image, return_tensors="pt")["pixel_values"]).pooler_output
     smaller_model = vitreous.load(tmp_path / "model", image_size=40)
-    found = vitreous.Predictor(smaller_model, device="cpu").embed(picture)
+    found = vitreous.Predictor(smaller_model, device="cpu").embed(sample_image)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 

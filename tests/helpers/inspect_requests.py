@@ -79,7 +79,7 @@ def inspect_client(served: Sequence[ServedModel], **limits: Any) -> Iterator[tup
         asyncio.run(scheduler.stop())
 
 
-def picture(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
+def sample_image(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
     return encoded(smooth(height, width, seed))
 
 
@@ -91,7 +91,7 @@ def as_given(model: Any, data: bytes) -> Tensor:
 
 
 def send(live: Live, model: str, data: bytes | None = None) -> str:
-    reply = live.request("POST", f"/v1/images?model={model}", data or picture())
+    reply = live.request("POST", f"/v1/images?model={model}", data or sample_image())
     assert reply.status == 200, reply
     return str(reply.json["id"])
 

@@ -20,7 +20,7 @@ from vitreous.weights.load import save
 TINY = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2}
 
 
-def pictures(count: int, side: int, name: str = "pictures") -> DataSet:
+def sample_images(count: int, side: int, name: str = "pictures") -> DataSet:
     """Return a data set of `count` black images that share memory."""
     images = np.broadcast_to(np.zeros((side, side, 3), dtype=np.uint8), (count, side, side, 3))
     source = ArraySource(images, np.zeros(count), ("cat", "dog"), name)
@@ -32,7 +32,7 @@ def chosen(
     count: int = 100, side: int = 64, device: str = "cpu", processes: int | None = None, **fields: Any
 ) -> Chosen:
     config = TrainConfig(**{"data": "pictures", "out": Path("run"), **fields})
-    return choose(config, pictures(count, side), device, *(() if processes is None else (processes,)))
+    return choose(config, sample_images(count, side), device, *(() if processes is None else (processes,)))
 
 
 def build_model(config: TrainConfig, data: DataSet) -> Model:

@@ -33,7 +33,7 @@ def segmenting(out: Path, **changes: Any) -> TrainConfig:
     return dataclasses.replace(config, **changes)
 
 
-def pictures(root: Path, ids: tuple[int, ...] = (1, 2, 3)) -> Path:
+def sample_images(root: Path, ids: tuple[int, ...] = (1, 2, 3)) -> Path:
     """Write images with one grey level and masks with one id per half; classes.txt names the ids."""
     for index in range(24):
         split = "train" if index < 16 else "test"

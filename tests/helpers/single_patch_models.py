@@ -71,7 +71,7 @@ def planted(small: ViTConfig, kind: str) -> ViT:
     return model
 
 
-def picture() -> Tensor:
+def sample_image() -> Tensor:
     """Return a dark image with some texture that is bright in the patch that matters and in the decoy."""
     generator = torch.Generator().manual_seed(1)
     pixels = 0.5 * torch.rand(1, 3, 24, 32, generator=generator)
