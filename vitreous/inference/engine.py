@@ -26,6 +26,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.common.checks import check_choice, check_whole
+from vitreous.common.text import clean
 from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import pixels_of, upright
@@ -48,6 +49,14 @@ class Prediction:
     predictions: tuple[Label, ...] = ()
     error: str | None = None
 
+    def record(self) -> dict[str, Any]:
+        """Return the JSON object without the path."""
+        return {"predictions": [{**vars(label), "label": clean(label.label)} for label in self.predictions]}
+
+    def cells(self) -> list[Any]:
+        """Return the cells of a CSV row between the path and the error."""
+        return [cell for label in self.predictions for cell in (clean(label.label), label.probability)]
+
 
 @dataclass(frozen=True)
 class Embedding:
@@ -56,6 +65,12 @@ class Embedding:
     name: str
     vector: Tensor | None = None  # [d], float32, on the CPU
     error: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {"embedding": self.cells()}
+
+    def cells(self) -> list[Any]:
+        return [] if self.vector is None else self.vector.tolist()
 
 
 class Throughput(NamedTuple):

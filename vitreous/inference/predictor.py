@@ -18,6 +18,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import Size, check_choice, check_fraction, check_whole, fail
+from vitreous.common.text import clean
 from vitreous.common.threads import cores
 from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
@@ -222,14 +223,22 @@ class Segmentation:
 
     name: str
     pixels: UInt8[np.ndarray, "h w c"] | None = None
-    mask: UInt8[np.ndarray, "h w"] | None = None
+    mask: UInt8[np.ndarray, "h w"] | None = None  # indices of `labels`
+    labels: tuple[str, ...] = ()
     error: str | None = None
 
-    def fractions(self, classes: int) -> list[float]:
-        """Return the fraction of pixels of each class."""
+    def fractions(self) -> dict[int, float]:
+        """Return the fraction of the pixels of each class that occurs, by index, largest first."""
         if self.mask is None:
             raise ValueError(f"{self.name}: {self.error}")
-        return (np.bincount(self.mask.ravel(), minlength=classes) / self.mask.size).tolist()
+        fractions = np.bincount(self.mask.ravel()) / self.mask.size
+        return {int(i): float(fractions[i]) for i in np.argsort(-fractions, kind="stable") if fractions[i]}
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON object without the path."""
+        assert self.mask is not None
+        classes = [{"label": clean(self.labels[i]), "share": fraction} for i, fraction in self.fractions().items()]
+        return {"height": self.mask.shape[0], "width": self.mask.shape[1], "classes": classes}
 
 
 class SegmentPredictor(Engine):
@@ -282,7 +291,7 @@ class SegmentPredictor(Engine):
         if max(size) > LONGEST * min(size):
             return [f"the aspect ratio of {size[0]} x {size[1]} pixels exceeds {LONGEST}"] * len(pixels)
         return [
-            (image.permute(1, 2, 0).numpy(), best_at(scores, size).cpu().numpy())
+            (image.permute(1, 2, 0).numpy(), best_at(scores, size).cpu().numpy(), self.labels)
             if scores.isfinite().all()
             else NOT_A_NUMBER
             for image, scores in zip(pixels, self.scores(pixels), strict=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import vitreous
+from vitreous.common.text import clean
 from vitreous.inference.device import check_bytes, choose_device, large_cost, takes
-from vitreous.inference.prediction_files import clean
 from vitreous.inference.predictor import AnyPredictor, predictor_class, predictor_for
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of

@@ -132,12 +132,13 @@ def _vector(served: ServedModel, result: Embedding) -> Tensor | None:
 def _mask(served: ServedModel, result: Segmentation) -> dict[str, Any]:
     """Encode a mask as a PNG whose palette indices are the classes, and list its classes, largest first."""
     assert result.mask is not None
-    names, image, file = served.predictor.labels, Image.fromarray(result.mask), io.BytesIO()
-    image.putpalette(palette(background_of(names)).tobytes())
+    image, file, colours = Image.fromarray(result.mask), io.BytesIO(), hex_colours(result.labels)
+    image.putpalette(palette(background_of(result.labels)).tobytes())
     image.save(file, "PNG")
-    fractions, colours = result.fractions(len(names)), hex_colours(names)
-    order = sorted((index for index, share in enumerate(fractions) if share), key=lambda index: -fractions[index])
-    classes = [{"index": i, "label": served.labels[i], "color": colours[i], "share": fractions[i]} for i in order]
+    classes = [
+        {"index": i, "label": served.labels[i], "color": colours[i], "share": fraction}
+        for i, fraction in result.fractions().items()
+    ]
     mask = base64.b64encode(file.getvalue()).decode()
     return {"classes": classes, "width": image.width, "height": image.height, "mask": mask}
 
