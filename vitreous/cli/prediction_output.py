@@ -74,7 +74,7 @@ def _output_masks(results: Results[Segmentation], predictor: SegmentPredictor, a
         elif result.error is not None:
             console.print(f"{one_line(result.name)}: {result.error}")
         else:
-            pairs = result.fractions().items()
+            pairs = result.largest_classes()
             shown = [f"{result.labels[i]} {fraction:.1%}" for i, fraction in pairs if fraction >= SHOWN]
             console.print(f"{one_line(result.name)}: {', '.join(shown)}")
 

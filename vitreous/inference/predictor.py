@@ -227,17 +227,21 @@ class Segmentation:
     labels: tuple[str, ...] = ()
     error: str | None = None
 
-    def fractions(self) -> dict[int, float]:
-        """Return the fraction of the pixels of each class that occurs, by index, largest first."""
+    def fractions(self, classes: int) -> list[float]:
+        """Return the fraction of pixels of each class."""
         if self.mask is None:
             raise ValueError(f"{self.name}: {self.error}")
-        fractions = np.bincount(self.mask.ravel()) / self.mask.size
-        return {int(i): float(fractions[i]) for i in np.argsort(-fractions, kind="stable") if fractions[i]}
+        return (np.bincount(self.mask.ravel(), minlength=classes) / self.mask.size).tolist()
+
+    def largest_classes(self) -> list[tuple[int, float]]:
+        """Return the index and fraction of each class that occurs, largest first."""
+        pairs = enumerate(self.fractions(len(self.labels)))
+        return sorted((pair for pair in pairs if pair[1]), key=lambda pair: -pair[1])
 
     def record(self) -> dict[str, Any]:
         """Return the JSON object without the path."""
         assert self.mask is not None
-        classes = [{"label": clean(self.labels[i]), "share": fraction} for i, fraction in self.fractions().items()]
+        classes = [{"label": clean(self.labels[i]), "share": fraction} for i, fraction in self.largest_classes()]
         return {"height": self.mask.shape[0], "width": self.mask.shape[1], "classes": classes}
 
 

@@ -137,7 +137,7 @@ def _mask(served: ServedModel, result: Segmentation) -> dict[str, Any]:
     image.save(file, "PNG")
     classes = [
         {"index": i, "label": served.labels[i], "color": colours[i], "share": fraction}
-        for i, fraction in result.fractions().items()
+        for i, fraction in result.largest_classes()
     ]
     mask = base64.b64encode(file.getvalue()).decode()
     return {"classes": classes, "width": image.width, "height": image.height, "mask": mask}
