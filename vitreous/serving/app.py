@@ -164,7 +164,7 @@ def run_server(
     with bind(settings.host, settings.port) as listener:
         served = load_models(checkpoints, image_size, device, precision, settings.max_batch)
         for one in served:
-            check_capacity(one, settings.max_batch, settings.timeout)
+            check_capacity(one, settings.timeout)
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if not is_loopback(host) and settings.api_key is None:

@@ -46,7 +46,7 @@ from vitreous.report.html import (
     tag,
 )
 from vitreous.tasks import base
-from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task
+from vitreous.tasks.base import EVALUATION_BATCH, FEW_IMAGES, SAMPLES, Choice, Finished, Task
 from vitreous.tasks.config import Segmenting, TrainConfig
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 from vitreous.weights.load import Checkpoint
@@ -167,14 +167,10 @@ class Segment(Task):
         config, device = self.model.config, next(module.parameters()).device
         return segment_batches(module, batches, device, config.preprocessing, config.labels, precision)
 
-    def evaluate_best(
-        self, model: Model, source: Source, batches: Iterable[Batch], precision: torch.dtype, rank: int, ranks: int
-    ) -> SegmentEvaluation:
-        """Evaluate every image at its own size, as `vitreous eval` and `predict` do."""
-        assert isinstance(model, Segmenter)
+    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> SegmentEvaluation:
         device = next(model.parameters()).device
-        predictor = SegmentPredictor(model, device, "bf16" if precision == torch.bfloat16 else "fp32")
-        return segment_source(predictor, source, self.model.config.labels, rank, ranks)
+        predictor = SegmentPredictor(model, device, batch_size=EVALUATION_BATCH)
+        return segment_source(predictor, source, model.config.labels, rank, ranks)
 
     def report(self, run: Finished) -> TaskReport:
         assert isinstance(run.results, SegmentEvaluation)

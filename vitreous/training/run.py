@@ -374,8 +374,8 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
         return evaluate(job, source)
     world = job.world
     world.wait()  # until the first process has written best/
-    model, batches = load_folder(folder / "best").to(world.device), job.evaluator(source)
-    mine = job.task.evaluate_best(model, source, batches, job.stepper.precision, world.rank, world.size)
+    model = load_folder(folder / "best").to(world.device)
+    mine = job.task.evaluate_best(model, source, world.rank, world.size)
     return type(mine).join(world.gather(mine))
 
 
@@ -394,7 +394,7 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
         "best": shlex.quote(str(folder / "best")),
         "folder": shlex.quote(str(folder)),
         "image": image,
-        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else ""),
+        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else "") + " --flip" * config.flip_test,
         "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
     }
     return [command.format(**values) for command in task.next_steps]
