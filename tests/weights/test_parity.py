@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import vitreous
+from foreign_models import written
 from vitreous.cli.convert import convert as convert_command
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
@@ -56,6 +57,16 @@ def test_lossless_convert_reports_no_losses(
     printed = capsys.readouterr().out
     assert "wrote" in printed
     assert "logits" in printed
+
+
+@pytest.mark.parametrize("case", ["vitreous, ResNet", "vitreous, linear segmenter", "vitreous, mask segmenter"])
+def test_every_model_family_is_compared(case: str, tmp_path: Path) -> None:
+    result = convert(written(case, tmp_path), tmp_path / "copy", to="vitreous")
+    assert {"features", "logits"} <= {one.stage for one in result.differences}
+    assert all(one.largest == 0 and one.scale > 0 for one in result.differences)
+    assert result.not_kept == []
+    with pytest.raises(UnsupportedByFormat, match=r"'timm' can only hold a plain ViT.*vitreous"):
+        convert(tmp_path / "copy", tmp_path / "foreign", to="timm")
 
 
 def test_convert_reports_assumptions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
