@@ -84,23 +84,10 @@ def router(
         Attention and rollout do not show why a class is predicted. Occlusion measures the effect of hiding patches.
         """
         one = service.model(model)
-        about_class = method in CLASS_MAPS
         _ = one.vit  # reject models without attention before reading the image
-        index = one.target(target) if about_class else None
-
-        def explained(session: Session, id: str, size: Size) -> dict[str, Any]:
-            summary = numbers.image_summary(session, id, size)
-            top = summary["predictions"][0]["index"] if about_class and index is None else index
-            found = numbers.importance(session, method, top)
-            values, columns = found["values"], found["grid"][1]
-            rows = [values[start : start + columns] for start in range(0, len(values), columns)]
-            return {
-                "method": method, "target": found["target"], "grid": found["grid"], "seen": summary["seen"],
-                "picture": summary["picture"], "values": rows, "predictions": summary["predictions"], "model": one.id,
-            }  # fmt: skip
-
+        index = one.target(target) if method in CLASS_MAPS else None
         image = await read_image(request, settings)
-        name = ("explain", method, index)
+        name, explained = ("explain", method, index), partial(_explanation, one.id, method, index)
         result = await service.respond_to_upload(request, one, image, name, explained, PRIORITIES[method])
         return Response(result.body, media_type=result.kind)
 
@@ -114,7 +101,7 @@ def router(
     return routes
 
 
-# ---- Computing a batch -----------------------------------------------------------------------------------------------
+# ---- Computing a response --------------------------------------------------------------------------------------------
 
 
 def computations(served: ServedModel) -> dict[Task, Compute]:
@@ -128,6 +115,21 @@ def computations(served: ServedModel) -> dict[Task, Compute]:
         softmax = partial(torch.softmax, dim=-1)
         found["classify"] = lambda images: _vectors(predictor.stream_logits(images), softmax)
     return found
+
+
+def _explanation(
+    model: str, method: MapName, index: int | None, session: Session, id: str, size: Size
+) -> dict[str, Any]:
+    """Compute an importance map for one class, by default the most probable one, or for all outputs."""
+    summary = numbers.image_summary(session, id, size)
+    top = summary["predictions"][0]["index"] if method in CLASS_MAPS and index is None else index
+    found = numbers.importance(session, method, top)
+    values, columns = found["values"], found["grid"][1]
+    rows = [values[start : start + columns] for start in range(0, len(values), columns)]
+    return {
+        "method": method, "target": found["target"], "grid": found["grid"], "seen": summary["seen"],
+        "picture": summary["picture"], "values": rows, "predictions": summary["predictions"], "model": model,
+    }  # fmt: skip
 
 
 def _vectors(results: Iterable[Embedding], convert: Callable[[Tensor], Any]) -> list[Any]:
