@@ -10,15 +10,11 @@ from typing import Any, Literal
 import torch
 
 from vitreous.common.checks import BadValue, fail
-from vitreous.data.open import open_data, open_masked
-from vitreous.data.sources.base import DataSet, Source
+from vitreous.data import DataSet, Source, open_data, open_masked
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
-from vitreous.inference.engine import Precision
-from vitreous.inference.predict_images import open_encoder, open_model
-from vitreous.inference.predictor import FeatureKind, Predictor, SegmentPredictor
+from vitreous.inference import FeatureKind, Precision, Predictor, SegmentPredictor, open_encoder, open_model
 from vitreous.model.protocol import Model
-from vitreous.tasks.classification_metrics import Evaluation, classify_source
-from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_source
+from vitreous.tasks import Evaluation, SegmentEvaluation, classify_source, segment_source
 from vitreous.weights.native import provenance_of
 
 

@@ -6,5 +6,23 @@ folders and globs; `prediction_files` writes results; `mask_images` draws masks;
 its memory.
 """
 
-from vitreous.inference.predictor import Predictor as Predictor
-from vitreous.inference.predictor import SegmentPredictor as SegmentPredictor
+from vitreous.inference.engine import Embedding, Engine, Precision, Prediction
+from vitreous.inference.predict_images import Embeddings, Results, embed, open_encoder, open_model, predict
+from vitreous.inference.predictor import FeatureKind, Predictor, Segmentation, SegmentPredictor
+
+__all__ = [
+    "Embedding",
+    "Embeddings",
+    "Engine",
+    "FeatureKind",
+    "Precision",
+    "Prediction",
+    "Predictor",
+    "Results",
+    "SegmentPredictor",
+    "Segmentation",
+    "embed",
+    "open_encoder",
+    "open_model",
+    "predict",
+]

@@ -15,11 +15,8 @@ from vitreous.common.atomic_files import atomic_file, atomic_folder
 from vitreous.common.checks import BadValue, as_size, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model import Model, ResNet, ResNetConfig, ViT, ViTConfig
 from vitreous.model.meta_build import build_blank, fill
-from vitreous.model.protocol import Model
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
 from vitreous.weights.catalog import CATALOG, is_hub
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.detect_format import canonical_name, format_named, identify, under
