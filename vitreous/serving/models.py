@@ -15,9 +15,9 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names
-from vitreous.weights.catalog import HUB_PREFIX, is_hub
+from vitreous.weights.catalog import HUB_PREFIX
 from vitreous.weights.io.safetensors_file import copy_to_memory
-from vitreous.weights.load import load
+from vitreous.weights.load import is_hub, load
 from vitreous.weights.native import provenance_of
 
 Precision = Literal["fp32", "bf16", "auto"]

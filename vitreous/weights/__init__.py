@@ -13,8 +13,8 @@ from vitreous.common.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vitreous.weights.catalog import CATALOG as CATALOG
+    from vitreous.weights.catalog import HUB_PREFIX as HUB_PREFIX
     from vitreous.weights.catalog import Pretrained as Pretrained
-    from vitreous.weights.catalog import is_hub as is_hub
     from vitreous.weights.convert import Conversion as Conversion
     from vitreous.weights.formats import AssumptionWarning as AssumptionWarning
     from vitreous.weights.io import BadCheckpoint as BadCheckpoint
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitreous.weights.io import copy_to_memory as copy_to_memory
     from vitreous.weights.load import Checkpoint as Checkpoint
     from vitreous.weights.load import describe as describe
+    from vitreous.weights.load import is_hub as is_hub
     from vitreous.weights.load import load_encoder as load_encoder
     from vitreous.weights.load import open_checkpoint as open_checkpoint
     from vitreous.weights.load import save as save
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats",
     "BadCheckpoint": "vitreous.weights.io",
+    "HUB_PREFIX": "vitreous.weights.catalog",
     "CATALOG": "vitreous.weights.catalog",
     "check_not_swapped": "vitreous.weights.native",
     "Checkpoint": "vitreous.weights.load",
@@ -44,7 +46,7 @@ _HOMES = {
     "describe": "vitreous.weights.load",
     "Description": "vitreous.weights.native",
     "Difference": "vitreous.weights.parity",
-    "is_hub": "vitreous.weights.catalog",
+    "is_hub": "vitreous.weights.load",
     "load_encoder": "vitreous.weights.load",
     "load_folder": "vitreous.weights.native",
     "open_checkpoint": "vitreous.weights.load",

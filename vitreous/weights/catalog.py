@@ -9,7 +9,6 @@ Names: family, size and patch (`augreg-b16`), then `-reg` (registers), `-distill
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from vitreous.common.checks import suggestion
 
@@ -23,11 +22,6 @@ FINE_TUNED = "ImageNet-1k top-1 after fine-tuning, reported by the authors"
 FINE_TUNED_224 = "ImageNet-1k top-1 after fine-tuning at 224 pixels (the entry without -in21k), measured by timm"
 FINE_TUNED_448 = "ImageNet-1k top-1 after fine-tuning at 448 pixels (the entry without -in21k), measured by timm"
 FINE_TUNED_384 = "ImageNet-1k top-1 after fine-tuning at 384 pixels, reported by the authors"
-
-
-def is_hub(source: str | Path) -> bool:
-    """Return True if the source starts with `hf-hub:`."""
-    return str(source).startswith(HUB_PREFIX)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model import Model, ResNet, ResNetConfig, ViT, ViTConfig
 from vitreous.model.meta_build import build_blank, fill
-from vitreous.weights.catalog import CATALOG, is_hub
+from vitreous.weights.catalog import CATALOG, HUB_PREFIX
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.detect_format import canonical_name, format_named, identify, under
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
@@ -230,6 +230,11 @@ class Checkpoint:
         if self.snapshot is not None:
             vars(model)["provenance"] = self.snapshot.record(provenance_of(model))
         return model.to(torch.get_default_device())
+
+
+def is_hub(source: str | Path) -> bool:
+    """Return True if the source starts with `hf-hub:`."""
+    return str(source).startswith(HUB_PREFIX)
 
 
 def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint:
