@@ -12,10 +12,8 @@ from rich.text import Text
 
 from vitreous.common.text import clean, json_text, one_line, plural, printable
 from vitreous.common.text import console as standard_output
-from vitreous.inference.engine import Prediction
-from vitreous.inference.predict_images import Embeddings, Results
+from vitreous.inference import Embeddings, Prediction, Predictor, Results, Segmentation, SegmentPredictor
 from vitreous.inference.prediction_files import MaskFolder, as_dict, write
-from vitreous.inference.predictor import Predictor, Segmentation, SegmentPredictor
 
 ROWS = 1024  # rows that are printed as one table, with the same column widths
 SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed

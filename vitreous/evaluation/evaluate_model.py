@@ -10,17 +10,13 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from vitreous.common.checks import BadValue, fail
-from vitreous.data.open import open_data, open_masked
-from vitreous.data.sources.base import DataSet, Source
+from vitreous.data import DataSet, Source, open_data, open_masked
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
-from vitreous.inference.engine import Precision
-from vitreous.inference.predict_images import open_encoder, open_model
-from vitreous.inference.predictor import FeatureKind, Predictor, predictor_for
+from vitreous.inference import FeatureKind, Precision, Predictor, open_encoder, open_model, predictor_for
 from vitreous.model.base_config import Task
 from vitreous.model.protocol import Model, ModelConfig
+from vitreous.tasks import Evaluation, SegmentEvaluation, classify_source, segment_source
 from vitreous.tasks.base import EVALUATION_BATCH
-from vitreous.tasks.classification_metrics import Evaluation, classify_source
-from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_source
 from vitreous.weights.native import provenance_of
 
 
@@ -164,19 +160,11 @@ def evaluate(
     >>> metrics.split, metrics.count, metrics.to_dict()["top1"] == metrics.top1
     ('val', 359, True)
     """
-    _check_used(probe is not None, "with --probe", features=(features, "pooled"), cache=(cache, None))
-    _check_used(probe == "knn", "with --probe knn", neighbours=(tuple(neighbours), (20,)))
-    _check_used(probe == "fewshot", "with --probe fewshot", shots=(tuple(shots), ()))
-    _check_used(probe is None, "for a classifier without --probe", decode=(decode, "exact"))
+    _check_options(probe, features, cache, neighbours, shots, decode, split, ignore)
     spec, root = os.fspath(data), None if data_root is None else Path(data_root)
     opening: dict[str, Any] = {"root": root, "val_fraction": val_fraction, "seed": seed}
     running: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "workers": workers}
     if probe is not None:
-        if ignore:
-            fail("ignore", " ".join(ignore), "omitted with --probe (it only applies to segmenters)")
-        check_options(probe, features, neighbours, shots)
-        if split == "train":
-            fail("split", split, "'val' or 'test' for a probe, which is trained on 'train'")
         found = open_data(spec, **opening)
         name, source = choose_split(found, split)
         predictor = Predictor(open_encoder(model, image_size), device, **running)
@@ -196,6 +184,30 @@ def evaluate(
     evaluation: Any = kind.evaluate(runner, found, source)
     about = _about(model, found, name, len(source), started, val_fraction, seed)
     return kind(**evaluation.metrics(), evaluation=evaluation, **about)
+
+
+def _check_options(
+    probe: Probe | None,
+    features: FeatureKind,
+    cache: str | os.PathLike[str] | None,
+    neighbours: Sequence[int],
+    shots: Sequence[int],
+    decode: str,
+    split: str | None,
+    ignore: Sequence[str],
+) -> None:
+    """Check the options that depend on the probe, before anything is opened."""
+    _check_used(probe is not None, "with --probe", features=(features, "pooled"), cache=(cache, None))
+    _check_used(probe == "knn", "with --probe knn", neighbours=(tuple(neighbours), (20,)))
+    _check_used(probe == "fewshot", "with --probe fewshot", shots=(tuple(shots), ()))
+    _check_used(probe is None, "for a classifier without --probe", decode=(decode, "exact"))
+    if probe is None:
+        return
+    if ignore:
+        fail("ignore", " ".join(ignore), "omitted with --probe (it only applies to segmenters)")
+    check_options(probe, features, neighbours, shots)
+    if split == "train":
+        fail("split", split, "'val' or 'test' for a probe, which is trained on 'train'")
 
 
 def _check_used(used: bool, use: str, **options: tuple[object, object]) -> None:

@@ -6,6 +6,24 @@ implements `vitreous.predict` and `vitreous.embed`, and expands folders and glob
 `mask_images` draws masks; `device` chooses the device and checks its memory.
 """
 
-from vitreous.inference.predictor import Predictor as Predictor
-from vitreous.inference.predictor import SegmentPredictor as SegmentPredictor
-from vitreous.inference.predictor import predictor_for as predictor_for
+from vitreous.inference.engine import Embedding, Engine, Precision, Prediction
+from vitreous.inference.predict_images import Embeddings, Results, embed, open_encoder, open_model, predict
+from vitreous.inference.predictor import FeatureKind, Predictor, Segmentation, SegmentPredictor, predictor_for
+
+__all__ = [
+    "Embedding",
+    "Embeddings",
+    "Engine",
+    "FeatureKind",
+    "Precision",
+    "Prediction",
+    "Predictor",
+    "Results",
+    "SegmentPredictor",
+    "Segmentation",
+    "embed",
+    "open_encoder",
+    "open_model",
+    "predict",
+    "predictor_for",
+]

@@ -15,6 +15,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names
+from vitreous.weights.catalog import HUB_PREFIX
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import is_hub, load
 from vitreous.weights.native import provenance_of
@@ -73,7 +74,7 @@ def prefix_names(config: ViTConfig) -> list[str]:
 def _origin(record: dict[str, Any]) -> str | None:
     """Return a short description of where the weights come from, or None if it is not recorded."""
     if "repository" in record:
-        origin = f"hf-hub:{record['repository']}"
+        origin = f"{HUB_PREFIX}{record['repository']}"
     elif "run" in record:
         origin = f"{record['run']}, step {record.get('step')}"
     elif "file" in record:

@@ -15,21 +15,15 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue, Size, as_size, fail
 from vitreous.common.rng import SampleRng
+from vitreous.data import Augmentation, Batch, DataSet, Source, open_data
 from vitreous.data.augment.batch import augment
-from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch
-from vitreous.data.open import open_data
-from vitreous.data.sources.base import DataSet, Source
+from vitreous.model import Model, ModelConfig, configure
 from vitreous.model.build import build
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.options import Conditional, Dropout, GlobalAverage, Preprocessing
-from vitreous.model.presets import configure
-from vitreous.model.protocol import Model, ModelConfig
 from vitreous.report.html import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
-from vitreous.weights.catalog import CATALOG
-from vitreous.weights.load import Checkpoint, open_checkpoint
-from vitreous.weights.native import provenance_of
+from vitreous.weights import CATALOG, Checkpoint, open_checkpoint, provenance_of
 
 SMALL = 48  # largest side of small images, in pixels
 SAMPLES = 16  # training images in a report

@@ -82,23 +82,10 @@ def router(
         Attention and rollout do not show why a class is predicted. Occlusion measures the effect of hiding patches.
         """
         one = service.model(model)
-        about_class = method in CLASS_MAPS
         _ = one.vit  # reject models without attention before reading the image
-        index = one.target(target) if about_class else None
-
-        def explained(session: Session, id: str, size: Size) -> dict[str, Any]:
-            summary = numbers.image_summary(session, id, size)
-            top = summary["predictions"][0]["index"] if about_class and index is None else index
-            found = numbers.importance(session, method, top)
-            values, columns = found["values"], found["grid"][1]
-            rows = [values[start : start + columns] for start in range(0, len(values), columns)]
-            return {
-                "method": method, "target": found["target"], "grid": found["grid"], "seen": summary["seen"],
-                "picture": summary["picture"], "values": rows, "predictions": summary["predictions"], "model": one.id,
-            }  # fmt: skip
-
+        index = one.target(target) if method in CLASS_MAPS else None
         image = await read_image(request, settings)
-        name = ("explain", method, index)
+        name, explained = ("explain", method, index), partial(_explanation, one.id, method, index)
         result = await service.respond_to_upload(request, one, image, name, explained, PRIORITIES[method])
         return Response(result.body, media_type=result.kind)
 
@@ -112,7 +99,7 @@ def router(
     return routes
 
 
-# ---- Computing a batch -----------------------------------------------------------------------------------------------
+# ---- Computing a response --------------------------------------------------------------------------------------------
 
 
 def computations(served: ServedModel) -> dict[Task, Compute]:
@@ -123,6 +110,21 @@ def computations(served: ServedModel) -> dict[Task, Compute]:
         return [convert(served, one) if one.error is None else unreadable(one.error) for one in results]
 
     return {task: partial(compute, task, stream) for task, stream in served.predictor.answers().items()}
+
+
+def _explanation(
+    model: str, method: MapName, index: int | None, session: Session, id: str, size: Size
+) -> dict[str, Any]:
+    """Compute an importance map for one class, by default the most probable one, or for all outputs."""
+    summary = numbers.image_summary(session, id, size)
+    top = summary["predictions"][0]["index"] if method in CLASS_MAPS and index is None else index
+    found = numbers.importance(session, method, top)
+    values, columns = found["values"], found["grid"][1]
+    rows = [values[start : start + columns] for start in range(0, len(values), columns)]
+    return {
+        "method": method, "target": found["target"], "grid": found["grid"], "seen": summary["seen"],
+        "picture": summary["picture"], "values": rows, "predictions": summary["predictions"], "model": model,
+    }  # fmt: skip
 
 
 def _vector(served: ServedModel, result: Embedding) -> Tensor | None:
