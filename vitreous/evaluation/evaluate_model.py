@@ -17,7 +17,7 @@ from vitreous.model.base_config import Task
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks import Evaluation, SegmentEvaluation, classify_source, segment_source
 from vitreous.tasks.base import EVALUATION_BATCH
-from vitreous.weights.native import provenance_of
+from vitreous.weights.native import CALIBRATION, provenance_of
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class ClassificationMetrics(_ModelMetrics):
     top5: float
     loss: float
     ece: float
+    ece_calibrated: float | None = None  # with the temperature of the model's calibration; None if it has none
 
     @classmethod
     def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
@@ -84,7 +85,14 @@ class ClassificationMetrics(_ModelMetrics):
 
     @classmethod
     def evaluate(cls, predictor: Any, data: DataSet, source: Source) -> Evaluation:
-        return classify_source(predictor, source, data.classes)
+        record = provenance_of(predictor.model).get(CALIBRATION)
+        splits = {"train": data.train, "val": data.val, "test": data.test}
+        fitted_here = isinstance(record, dict) and any(
+            record.get("data") == data.name and record.get("split") == split and images is source
+            for split, images in splits.items()
+        )
+        found = classify_source(predictor, source, data.classes, keep_logits=fitted_here)
+        return found.calibrate()[1] if fitted_here else found
 
 
 @dataclass(frozen=True)

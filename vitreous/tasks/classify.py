@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
@@ -18,8 +19,9 @@ from vitreous.common.text import listed
 from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, Reader, Request
-from vitreous.data.sources.base import Source
+from vitreous.data.sources.base import Source, pick
 from vitreous.inference.predictor import Predictor
+from vitreous.model.calibration import Calibration
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.report import plots
@@ -46,6 +48,7 @@ from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
 
 MISTAKES = 24
+MOST_LOGITS = 2**24  # numbers kept to calibrate a model, e.g. 16,000 images with 1,000 classes
 FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # longer tables are sorted, folded, truncated
 
 
@@ -53,7 +56,7 @@ class Classify(Task):
     """Classification with label smoothing, mixup, CutMix and distillation."""
 
     metric = train_metric = "top1"
-    complete_checkpoint = True
+    complete_checkpoint = calibrates = True
     options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(Distillation())})
     next_steps = (
         "vitreous predict {best} {image}",
@@ -111,7 +114,15 @@ class Classify(Task):
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Evaluation:
         device, flip = next(model.parameters()).device, self.config.flip_test
         predictor = Predictor(model, device, EVALUATION_BATCH, flip=flip, workers=self.config.workers)
-        return classify_source(predictor, source, model.config.labels, rank, ranks)
+        keep_logits = len(source) * model.config.num_classes <= MOST_LOGITS
+        return classify_source(predictor, source, model.config.labels, rank, ranks, keep_logits)
+
+    def calibration_images(self, val: Source) -> Source:
+        every = -(-len(val) * self.model.config.num_classes // MOST_LOGITS)
+        return val if every == 1 else pick(val, np.arange(0, len(val), every))
+
+    def calibrate(self, results: Evaluation) -> tuple[Calibration, Evaluation]:
+        return results.calibrate()
 
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:
@@ -321,6 +332,12 @@ def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
         f"Predictions with a probability of 80% should be correct 80% of the time. The mean calibration error of this "
         f"model is {100 * bins.ece:.1f} percentage points. The model is {lean}."
     )
+    if evaluation.calibrated is not None:
+        after = 100 * evaluation.calibration(calibrated=True).ece
+        fitted = "on the validation split"
+        if evaluation.cross_fitted:
+            fitted = "on this split; each half of the images is evaluated with the temperature of the other half"
+        text += f" With the temperature that predictions use, it is {after:.1f} points (fitted {fitted})."
     if drawn is None:
         return [tag("p", text)]
     note = f"Hollow dots mark bins with fewer than {plots.FEW} images. These bins are unreliable."

@@ -38,7 +38,7 @@ from vitreous.training.progress import Monitor, ProgressDisplay, append_row, dro
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
 from vitreous.training.setup import TASKS, Job, choose, open_pretrained, set_up
 from vitreous.weights.load import Checkpoint
-from vitreous.weights.native import load_folder
+from vitreous.weights.native import load_folder, store_calibration
 
 NOTHING, SAVE = 0, 1  # actions after a step, in order of urgency; any larger number is a signal that stops the run
 MAX_UNREADABLE = 0.05  # default of --max-unreadable
@@ -323,7 +323,8 @@ class _Clock:
 def summarise(job: Job, folder: Path, console: Console, notes: list[str], seconds: float) -> dict[str, Any]:
     """Evaluate `best/`, write metrics.json and report.html, and return the metrics. All processes must call this."""
     split, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
-    results = _evaluate_best(job, folder, source)
+    calibrated = _calibrate_best(job, folder)
+    results = calibrated if calibrated and split == "val" else _evaluate_best(job, folder, source)
     rows = read_rows(folder / run_folder.METRICS)
     if not rows:
         raise ValueError(f"{folder / run_folder.METRICS} is empty, so there is nothing to report")
@@ -383,6 +384,19 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
     model = load_folder(folder / "best").to(world.device)
     mine = job.task.evaluate_best(model, source, world.rank, world.size)
     return type(mine).join(world.gather(mine))
+
+
+def _calibrate_best(job: Job, folder: Path) -> Results | None:
+    """Calibrate the best checkpoint on the validation split. Return its results on that split, if they are complete."""
+    if not job.task.calibrates:
+        return None
+    images = job.task.calibration_images(job.data.val)
+    calibration, results = job.task.calibrate(_evaluate_best(job, folder, images))
+    if job.world.first:
+        record = {"data": job.data.name, "split": "val", "images": calibration.images}
+        store_calibration(folder / "best", calibration, record)
+    job.world.wait()
+    return results if images is job.data.val else None
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:

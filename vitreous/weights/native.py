@@ -17,11 +17,12 @@ import numpy as np
 from torch import Tensor, nn
 
 import vitreous
-from vitreous.common.atomic_files import atomic_folder, recover
+from vitreous.common.atomic_files import atomic_file, atomic_folder, recover
 from vitreous.common.checks import as_size, path_suggestion, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model import PRESETS, AnyConfig, Model, ModelConfig
+from vitreous.model.calibration import Calibration
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.weights.card import model_card
 from vitreous.weights.catalog import BY_PRESET, hub_hint, name_hint
@@ -31,6 +32,7 @@ from vitreous.weights.io.safetensors_file import check_tensors, read_header, rea
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FILES = (WEIGHTS, CONFIG, CARD)
 VERSION = 1
+CALIBRATION = "calibration"  # entry of the provenance that describes the images a model was calibrated on
 FIELDS = ("format", "version", "model", "provenance")
 RECOMPUTED = "._checkpoint_wrapped_module"  # inserted into module names by torch's activation checkpointing
 
@@ -62,16 +64,28 @@ def write_files(
 ) -> None:
     """Write the checkpoint files to an existing folder. `tensors`, if given, replaces the model's state dict."""
     record = {**provenance_of(model), **_to_json(provenance or {}), "vitreous": vitreous.__version__}
-    document = {"format": "vitreous", "version": VERSION, "model": to_dict(model.config), "provenance": record}
-    try:
-        text = json.dumps(document, indent=2, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a label from a folder name may be invalid Unicode
-        text = json.dumps(document, indent=2).encode()
-    (folder / CONFIG).write_bytes(text + b"\n")
+    (folder / CONFIG).write_bytes(_config_json(model.config, record))
     written = model.state_dict() if tensors is None else tensors
     parameters = sum(tensor.numel() for tensor in written.values())
     (folder / CARD).write_text(model_card(model.config, name, parameters, record), encoding="utf-8")
     write_tensors(written, folder / WEIGHTS)
+
+
+def _config_json(config: ModelConfig, provenance: Mapping[str, Any]) -> bytes:
+    document = {"format": "vitreous", "version": VERSION, "model": to_dict(config), "provenance": provenance}
+    try:
+        text = json.dumps(document, indent=2, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # a label from a folder name may be invalid Unicode
+        text = json.dumps(document, indent=2).encode()
+    return text + b"\n"
+
+
+def store_calibration(path: str | os.PathLike[str], calibration: Calibration, record: Mapping[str, Any]) -> None:
+    """Add a calibration to a checkpoint. `record` describes its data; the weights are not touched."""
+    opened = NativeCheckpoint(path)
+    config = opened.stored.override({"calibration": calibration})
+    with atomic_file(opened.folder / CONFIG) as aside:
+        aside.write_bytes(_config_json(config, {**opened.provenance, CALIBRATION: _to_json(record)}))
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -266,7 +280,7 @@ def adapt(
     changes: list[dict[str, Any]] = [
         {"field": field, "from": before[field], "to": after[field]}
         for field in before
-        if before[field] != after[field] and field != "labels"
+        if before[field] != after[field] and field not in ("labels", "calibration")
     ]
     if num_classes is not None:
         changes.append({"field": "head", "to": "new"})

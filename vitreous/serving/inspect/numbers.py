@@ -28,13 +28,15 @@ from vitreous.explanation.importance_maps import (
     rollout_map,
 )
 from vitreous.explanation.pca_and_similarity import cosines, pca_colours
+from vitreous.inference.calibration import familiarity
 from vitreous.inference.mask_images import hex_colours
 from vitreous.model.block import Block
+from vitreous.model.calibration import UNKNOWN
 from vitreous.model.options import IGNORED
 from vitreous.model.patch import cut
 from vitreous.model.position import AddedPosition
 from vitreous.model.tokens import Features
-from vitreous.model.top_labels import top_labels
+from vitreous.model.top_labels import class_probabilities, top_labels
 from vitreous.serving.errors import NOT_A_NUMBER, ApiError
 from vitreous.serving.inspect.service import BYTES, Payload, Session, covered_box
 from vitreous.serving.models import prefix_names
@@ -69,13 +71,15 @@ def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], 
 
 
 @torch.no_grad()
-def predictions(session: Session) -> list[dict[str, Any]] | None:
-    """Return the top classes; None if the model is not a classifier."""
+def predictions(session: Session) -> dict[str, Any]:
+    """Return the top classes, None if the model is not a classifier, and `unknown`, None if it is not calibrated."""
     model = session.inspected.model
     if not model.config.backbone.num_classes:
-        return None
+        return {"predictions": None, "unknown": None}
     scores = session.captured.logits() if model.config.has_attention else model(session.image)
-    return top_classes(session.inspected.labels, scores[0].softmax(dim=-1), TOP)
+    calibration, probabilities = model.config.calibration, class_probabilities(scores[0], model.config)
+    unknown = None if calibration is None else familiarity(calibration, scores)[0] < UNKNOWN
+    return {"predictions": top_classes(session.inspected.labels, probabilities, TOP), "unknown": unknown}
 
 
 def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
@@ -87,7 +91,7 @@ def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
         "picture": {"width": image[1], "height": image[0]},
         "seen": {key: round(value, 3) for key, value in box._asdict().items()},
         "grid": list(session.inspected.grid),
-        "predictions": predictions(session),
+        **predictions(session),
         "segments": segments(session),
     }
 
@@ -113,7 +117,8 @@ def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> 
 
 def lens(session: Session) -> dict[str, Any]:
     """Return the top classes after each layer."""
-    probabilities = session.classifier_pass.lens()[:, 0].softmax(dim=-1)
+    captured = session.classifier_pass
+    probabilities = class_probabilities(captured.lens()[:, 0], captured.model.config)
     rows = [top_classes(session.inspected.labels, row, TOP_OF_A_LAYER) for row in probabilities]
     return {"layers": [{"layer": layer, "predictions": row} for layer, row in enumerate(rows)]}
 
