@@ -11,6 +11,8 @@ from vitreous.common.lazy_names import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.evaluation.calibrate_model import Calibrated as Calibrated
+    from vitreous.evaluation.calibrate_model import calibrate as calibrate
     from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics
     from vitreous.evaluation.evaluate_model import Metrics as Metrics
     from vitreous.evaluation.evaluate_model import SegmentationMetrics as SegmentationMetrics
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
+    "calibrate": "vitreous.evaluation.calibrate_model",
+    "Calibrated": "vitreous.evaluation.calibrate_model",
     "ClassificationMetrics": "vitreous.evaluation.evaluate_model",
     "Conversion": "vitreous.weights.convert",
     "convert": "vitreous.weights.convert",

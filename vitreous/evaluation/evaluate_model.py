@@ -17,6 +17,7 @@ from vitreous.model.base_config import Task
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks import Evaluation, SegmentEvaluation, classify_source, segment_source
 from vitreous.tasks.base import EVALUATION_BATCH
+from vitreous.tasks.classification_metrics import calibration_images
 from vitreous.weights.native import CALIBRATION, provenance_of
 
 
@@ -87,10 +88,15 @@ class ClassificationMetrics(_ModelMetrics):
     def evaluate(cls, predictor: Any, data: DataSet, source: Source) -> Evaluation:
         record = provenance_of(predictor.model).get(CALIBRATION)
         splits = {"train": data.train, "val": data.val, "test": data.test}
-        fitted_here = isinstance(record, dict) and any(
-            record.get("data") == data.name and record.get("split") == split and images is source
-            for split, images in splits.items()
+        fitted_here = (
+            predictor.config.calibration is not None
+            and isinstance(record, dict)
+            and any(
+                record.get("data") == data.name and record.get("split") == split and images is source
+                for split, images in splits.items()
+            )
         )
+        fitted_here = fitted_here and calibration_images(source, len(data.classes)) is source  # the logits are few
         found = classify_source(predictor, source, data.classes, keep_logits=fitted_here)
         return found.calibrate()[1] if fitted_here else found
 
@@ -190,8 +196,8 @@ def evaluate(
     name, source = choose_split(found, split)
     started = time.perf_counter()
     evaluation: Any = kind.evaluate(runner, found, source)
-    about = _about(model, found, name, len(source), started, val_fraction, seed)
-    return kind(**evaluation.metrics(), evaluation=evaluation, **about)
+    common = about(model, found, name, len(source), started, val_fraction, seed)
+    return kind(**evaluation.metrics(), evaluation=evaluation, **common)
 
 
 def _check_options(
@@ -234,7 +240,7 @@ def choose_split(data: DataSet, split: str | None = None) -> tuple[str, Source]:
     return chosen, splits[chosen]
 
 
-def _about(
+def about(
     model: Any, data: DataSet, split: str, images: int, started: float, val_fraction: float, seed: int
 ) -> dict[str, Any]:
     """Return the common fields of the metrics. `doubt` warns of a model trained on another split of the data."""

@@ -155,6 +155,12 @@ class Predictor(Engine):
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
 
+    def stream_probabilities(self, images: Images) -> Iterator[Embedding]:
+        """Yield the probability of every class for each image."""
+        for result in self.stream_logits(images):
+            probabilities = None if result.vector is None else class_probabilities(result.vector, self.config)
+            yield Embedding(result.name, probabilities, result.error)
+
     def interpret(self, logits: Float[Tensor, "b classes"], top: int, coverage: float | None = None) -> list[Answer]:
         """Convert logits to the top labels, the familiarity and the label set of each image."""
         probabilities, calibration = class_probabilities(logits, self.config), self.config.calibration

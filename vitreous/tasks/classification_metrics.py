@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vitreous.common.text import one_line
 from vitreous.data.loader import Batch
-from vitreous.data.sources.base import Source
+from vitreous.data.sources.base import Source, pick
 from vitreous.inference.calibration import calibrate_scores, cross_fitted
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
@@ -34,6 +34,7 @@ from vitreous.model.calibration import Calibration
 from vitreous.model.options import Preprocessing
 from vitreous.model.top_labels import top_classes
 
+MOST_LOGITS = 2**24  # kept to calibrate a model: those of 16,000 images with 1,000 classes
 UNREADABLE = -1  # label of an unreadable image
 
 
@@ -276,6 +277,12 @@ def classify_batches(
                 scores = class_scores(module, images, flip)
             parts.append(Evaluation.of(scores, batch.labels, classes, batch.indices, batch.problems))
     return Evaluation.join(parts)
+
+
+def calibration_images(source: Source, num_classes: int) -> Source:
+    """Return the images to calibrate a model on: all, or evenly spaced ones if there would be too many logits."""
+    every = -(-len(source) * num_classes // MOST_LOGITS)
+    return source if every <= 1 else pick(source, np.arange(0, len(source), every))
 
 
 def share_of(count: int, batch_size: int, rank: int, ranks: int) -> list[range]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
@@ -19,7 +18,7 @@ from vitreous.common.text import listed
 from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, Reader, Request
-from vitreous.data.sources.base import Source, pick
+from vitreous.data.sources.base import Source
 from vitreous.inference.predictor import Predictor
 from vitreous.model.calibration import Calibration
 from vitreous.model.inputs import normalise
@@ -42,13 +41,18 @@ from vitreous.report.html import (
     tag,
 )
 from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Finished, Task, padded_if
-from vitreous.tasks.classification_metrics import ClassMetrics, Evaluation, classify_batches, classify_source
+from vitreous.tasks.classification_metrics import (
+    ClassMetrics,
+    Evaluation,
+    calibration_images,
+    classify_batches,
+    classify_source,
+)
 from vitreous.tasks.config import Distillation, TrainConfig
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
 
 MISTAKES = 24
-MOST_LOGITS = 2**24  # numbers kept to calibrate a model, e.g. 16,000 images with 1,000 classes
 FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # longer tables are sorted, folded, truncated
 
 
@@ -114,12 +118,11 @@ class Classify(Task):
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Evaluation:
         device, flip = next(model.parameters()).device, self.config.flip_test
         predictor = Predictor(model, device, EVALUATION_BATCH, flip=flip, workers=self.config.workers)
-        keep_logits = len(source) * model.config.num_classes <= MOST_LOGITS
+        keep_logits = self.calibration_images(source) is source
         return classify_source(predictor, source, model.config.labels, rank, ranks, keep_logits)
 
     def calibration_images(self, val: Source) -> Source:
-        every = -(-len(val) * self.model.config.num_classes // MOST_LOGITS)
-        return val if every == 1 else pick(val, np.arange(0, len(val), every))
+        return calibration_images(val, self.model.config.num_classes)
 
     def calibrate(self, results: Evaluation) -> tuple[Calibration, Evaluation]:
         return results.calibrate()

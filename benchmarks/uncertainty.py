@@ -1,0 +1,182 @@
+"""Calibration error, detection of unknown images, and coverage of label sets.
+
+A classifier is calibrated on the validation split and measured on the test split. Images of another data set are the
+unknown ones. Several familiarity scores and kinds of label sets are compared. If the checkpoint has no head for the
+classes, a linear one is fitted to the features of the train split.
+
+    python -m benchmarks.uncertainty dinov2s.pt cifar10.npz cifar100.npz --image-size 84 --cache features/
+
+Distances compare features with those of the train split. A checkpoint would have to contain the class means and, for
+Mahalanobis, a covariance, or all features for k-NN.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import Tensor
+
+from benchmarks.publish_table import publish
+from vitreous.data import open_data
+from vitreous.evaluation.evaluate_model import choose_split
+from vitreous.evaluation.features import FeatureSet, cached_features
+from vitreous.evaluation.linear import Ridge, Sgd, train_sgd
+from vitreous.inference import Predictor
+from vitreous.inference.calibration import calibrate_scores, energies
+from vitreous.model.calibration import UNKNOWN, Calibration
+from vitreous.tasks import Evaluation
+from vitreous.weights.load import load_encoder
+
+NEIGHBOURS = 10
+COVERAGES = (0.8, 0.9, 0.95, 0.99)
+Score = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Benchmark options."""
+
+    checkpoint: Annotated[Path, tyro.conf.Positional]
+    data: Annotated[str, tyro.conf.Positional]
+    unknown: Annotated[str, tyro.conf.Positional]
+    image_size: int | None = None
+    head: Literal["logistic", "ridge"] = "logistic"  # fitted if the checkpoint has no head for these classes
+    cache: Path | None = None
+    device: str = "auto"
+    out: Path = Path("runs/bench/uncertainty.json")
+
+
+@dataclass(frozen=True)
+class Result:
+    quantity: str
+    method: str
+    value: float
+    note: str = ""
+
+
+@torch.no_grad()
+def main(options: Options) -> list[Result]:
+    model = load_encoder(options.checkpoint, options.image_size)
+    predictor = Predictor(model, options.device, batch_size=64)
+    data, others = open_data(options.data), open_data(options.unknown)
+    sources = (data.train, data.val, data.test or data.val, choose_split(others)[1])
+    train, val, test, unknown = (cached_features(options.cache, predictor, source)[0] for source in sources)
+    if model.config.labels == data.classes:
+        head: Score = model.float().heads[0].cpu()
+    elif options.head == "ridge":
+        head = Ridge(train, len(data.classes)).at(0.1 * len(train))
+    else:
+        [head] = train_sgd(train, len(data.classes), [Sgd(lr=10.0, weight_decay=1e-4)])
+    features = {"val": val.features, "test": test.features, "unknown": unknown.features}
+    logits = {split: head(values).float() for split, values in features.items()}
+    calibration = calibrate_scores(logits["val"], val.labels)
+    return [
+        *errors(logits["test"], test.labels, calibration),
+        *unknown_images(train, features, logits),
+        *coverages(logits, val.labels, test.labels, calibration),
+    ]
+
+
+def errors(logits: Tensor, labels: Tensor, calibration: Calibration) -> list[Result]:
+    temperature = calibration.temperature
+    found = Evaluation.of(logits, labels, temperature=temperature).metrics()
+    loss = float(F.cross_entropy(logits / temperature, labels))
+    return [
+        Result("top-1", "", found["top1"], f"{len(labels)} test images"),
+        Result("calibration error", "before", found["ece"], f"loss {found['loss']:.3f}"),
+        Result("calibration error", f"temperature {temperature:.3f}", found["ece_calibrated"], f"loss {loss:.3f}"),
+    ]
+
+
+# ---- Unknown images --------------------------------------------------------------------------------------------------
+
+
+def unknown_images(train: FeatureSet, features: dict[str, Tensor], logits: dict[str, Tensor]) -> list[Result]:
+    by_logits: dict[str, Score] = {
+        "energy": energies,
+        "largest logit": lambda x: x.amax(1),
+        "largest probability": lambda x: x.softmax(1).amax(1),
+    }
+    by_distance = {"cosine to class mean": cosine(train), "Mahalanobis": mahalanobis(train), "k-NN": nearest(train)}
+    found = {name: {split: score(x) for split, x in logits.items()} for name, score in by_logits.items()}
+    found |= {name: {split: score(x) for split, x in features.items()} for name, score in by_distance.items()}
+    results = []
+    for name, score in found.items():
+        threshold = score["val"].double().quantile(UNKNOWN)
+        known, unknown = (float((score[split] < threshold).double().mean()) for split in ("test", "unknown"))
+        note = f"marked as unknown: {known:.1%} of the known images, {unknown:.1%} of the unknown ones"
+        results.append(Result("AUROC", name, auroc(score["test"], score["unknown"]), note))
+    return results
+
+
+def auroc(known: Tensor, unknown: Tensor) -> float:
+    """Return the probability that a known image has a higher score than an unknown one. Ties count half."""
+    ordered, values = unknown.double().sort().values, known.double()
+    below = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)
+    return float(below.double().mean()) / 2 / len(unknown)
+
+
+def class_means(train: FeatureSet) -> Tensor:
+    classes = int(train.labels.max()) + 1
+    sums = torch.zeros(classes, train.features.shape[1]).index_add_(0, train.labels, train.features)
+    return sums / torch.bincount(train.labels, minlength=classes)[:, None]
+
+
+def cosine(train: FeatureSet) -> Score:
+    centre, means = train.features.mean(0), class_means(train)
+    return lambda x: (F.normalize(x - centre, dim=1) @ F.normalize(means - centre, dim=1).T).amax(1)
+
+
+def mahalanobis(train: FeatureSet) -> Score:
+    """Return the negative distance to the nearest class mean, with the covariance that all classes share."""
+    means = class_means(train)
+    inside = train.features - means[train.labels]
+    covariance = inside.T @ inside / len(inside)
+    covariance += 1e-3 * covariance.diagonal().mean() * torch.eye(len(covariance))
+    whiten = torch.linalg.cholesky(torch.linalg.inv(covariance))
+    return lambda x: -torch.cdist(x @ whiten, means @ whiten).amin(1)
+
+
+def nearest(train: FeatureSet) -> Score:
+    known = F.normalize(train.features, dim=1)
+    return lambda x: (F.normalize(x, dim=1) @ known.T).topk(NEIGHBOURS, dim=1).values[:, -1]
+
+
+# ---- Label sets ------------------------------------------------------------------------------------------------------
+
+
+def coverages(logits: dict[str, Tensor], val: Tensor, test: Tensor, calibration: Calibration) -> list[Result]:
+    results = []
+    before, after = ((logits[split] / calibration.temperature).softmax(1) for split in ("val", "test"))
+    scores = adaptive_scores(before).gather(1, val[:, None])[:, 0].sort().values
+    for coverage in COVERAGES:
+        limit = scores[min(int(-(-coverage * (len(val) + 1) // 1)), len(val)) - 1]
+        sets = {
+            "threshold": after >= calibration.probability_threshold(coverage),
+            "adaptive (APS)": adaptive_scores(after) <= limit,
+        }
+        for name, chosen in sets.items():
+            covered = float(chosen.gather(1, test[:, None]).double().mean())
+            size, empty = float(chosen.sum(1).double().mean()), float((~chosen.any(1)).double().mean())
+            note = f"{size:.2f} labels on average, {empty:.1%} of the sets are empty"
+            results.append(Result(f"coverage {coverage:g}", name, covered, note))
+    return results
+
+
+def adaptive_scores(probabilities: Tensor) -> Tensor:
+    """Return the total probability of the more probable classes plus a random part of that of the class itself."""
+    ordered, order = probabilities.sort(dim=1, descending=True)
+    random = torch.rand(len(ordered), 1, generator=torch.Generator().manual_seed(0))
+    return torch.zeros_like(ordered).scatter(1, order, ordered.cumsum(1) - random * ordered)
+
+
+if __name__ == "__main__":
+    options = tyro.cli(Options, description=__doc__)
+    results = main(options)
+    setting = f"{options.checkpoint.name}: {options.data}, unknown images from {options.unknown}"
+    rows = [(one.quantity, one.method, f"{one.value:.4f}", one.note) for one in results]
+    publish(setting, ("", "method", "value", ""), rows, results, options.out)
