@@ -86,17 +86,7 @@ class ClassificationMetrics(_ModelMetrics):
 
     @classmethod
     def evaluate(cls, predictor: Any, data: DataSet, source: Source) -> Evaluation:
-        record = provenance_of(predictor.model).get(CALIBRATION)
-        splits = {"train": data.train, "val": data.val, "test": data.test}
-        fitted_here = (
-            predictor.config.calibration is not None
-            and isinstance(record, dict)
-            and any(
-                record.get("data") == data.name and record.get("split") == split and images is source
-                for split, images in splits.items()
-            )
-        )
-        fitted_here = fitted_here and calibration_images(source, len(data.classes)) is source  # the logits are few
+        fitted_here = _calibrated_on(predictor.model, data, source)
         found = classify_source(predictor, source, data.classes, keep_logits=fitted_here)
         return found.calibrate()[1] if fitted_here else found
 
@@ -198,6 +188,15 @@ def evaluate(
     evaluation: Any = kind.evaluate(runner, found, source)
     common = about(model, found, name, len(source), started, val_fraction, seed)
     return kind(**evaluation.metrics(), evaluation=evaluation, **common)
+
+
+def _calibrated_on(model: Any, data: DataSet, source: Source) -> bool:
+    """Return True if the model was calibrated on these images, and few enough of them to cross-fit the temperature."""
+    record = provenance_of(model).get(CALIBRATION)
+    if model.config.calibration is None or not isinstance(record, dict) or record.get("data") != data.name:
+        return False
+    fitted_on = {"val": data.val, "test": data.test}.get(str(record.get("split")))
+    return source is fitted_on and calibration_images(source, len(data.classes)) is source
 
 
 def _check_options(

@@ -109,7 +109,7 @@ def familiarity(calibration: Calibration, logits: Float[Tensor, "b k"]) -> list[
     missing = len(FRACTIONS) - len(calibration.energies)
     fractions = (0.0, *FRACTIONS)
     places = [bisect.bisect_right(calibration.energies, energy) for energy in energies(logits).tolist()]
-    return [fractions[place + missing if place else 0] for place in places]
+    return [fractions[place + missing] for place in places]
 
 
 def label_sets(
