@@ -1,8 +1,9 @@
 """Calibration error, detection of unknown images, and coverage of label sets.
 
 A classifier is calibrated on the validation split and measured on the test split. Images of another data set are the
-unknown ones. Several familiarity scores and kinds of label sets are compared. If the checkpoint has no head for the
-classes, a linear one is fitted to the features of the train split.
+unknown ones. Several familiarity scores and kinds of label sets are compared. The coverage of label sets varies with
+the validation images, so it is averaged over random splits of the validation and test images. If the checkpoint has no
+head for the classes, a linear one is fitted to the features of the train split.
 
     python -m benchmarks.uncertainty dinov2s.pt cifar10.npz cifar100.npz --image-size 84 --cache features/
 
@@ -10,6 +11,8 @@ Distances compare features with those of the train split. A checkpoint would hav
 Mahalanobis, a covariance, or all features for k-NN.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +25,17 @@ from torch import Tensor
 
 from benchmarks.publish_table import publish
 from vitreous.data import open_data
-from vitreous.evaluation.evaluate_model import choose_split
 from vitreous.evaluation.features import FeatureSet, cached_features
 from vitreous.evaluation.linear import Ridge, Sgd, train_sgd
 from vitreous.inference import Predictor
-from vitreous.inference.calibration import calibrate_scores, energies
+from vitreous.inference.calibration import calibrate_scores
 from vitreous.model.calibration import UNKNOWN, Calibration
 from vitreous.tasks import Evaluation
 from vitreous.weights.load import load_encoder
 
 NEIGHBOURS = 10
 COVERAGES = (0.8, 0.9, 0.95, 0.99)
+REPEATS = 20  # random splits of the validation and test images, for label sets
 Score = Callable[[Tensor], Tensor]
 
 
@@ -63,21 +66,22 @@ def main(options: Options) -> list[Result]:
     model = load_encoder(options.checkpoint, options.image_size)
     predictor = Predictor(model, options.device, batch_size=64)
     data, others = open_data(options.data), open_data(options.unknown)
-    sources = (data.train, data.val, data.test or data.val, choose_split(others)[1])
-    train, val, test, unknown = (cached_features(options.cache, predictor, source)[0] for source in sources)
+    unknown = [source for source in (others.train, others.val, others.test) if source is not None]
+    sources = (data.train, data.val, data.test or data.val, *unknown)
+    train, val, test, *unlike = (cached_features(options.cache, predictor, source)[0] for source in sources)
     if model.config.labels == data.classes:
         head: Score = model.float().heads[0].cpu()
     elif options.head == "ridge":
         head = Ridge(train, len(data.classes)).at(0.1 * len(train))
     else:
         [head] = train_sgd(train, len(data.classes), [Sgd(lr=10.0, weight_decay=1e-4)])
-    features = {"val": val.features, "test": test.features, "unknown": unknown.features}
+    features = {"val": val.features, "test": test.features, "unknown": torch.cat([one.features for one in unlike])}
     logits = {split: head(values).float() for split, values in features.items()}
     calibration = calibrate_scores(logits["val"], val.labels)
     return [
         *errors(logits["test"], test.labels, calibration),
         *unknown_images(train, features, logits),
-        *coverages(logits, val.labels, test.labels, calibration),
+        *coverages(torch.cat([logits["val"], logits["test"]]), torch.cat([val.labels, test.labels]), len(val)),
     ]
 
 
@@ -97,7 +101,7 @@ def errors(logits: Tensor, labels: Tensor, calibration: Calibration) -> list[Res
 
 def unknown_images(train: FeatureSet, features: dict[str, Tensor], logits: dict[str, Tensor]) -> list[Result]:
     by_logits: dict[str, Score] = {
-        "energy": energies,
+        "energy": lambda x: x.logsumexp(1),
         "largest logit": lambda x: x.amax(1),
         "largest probability": lambda x: x.softmax(1).amax(1),
     }
@@ -149,21 +153,31 @@ def nearest(train: FeatureSet) -> Score:
 # ---- Label sets ------------------------------------------------------------------------------------------------------
 
 
-def coverages(logits: dict[str, Tensor], val: Tensor, test: Tensor, calibration: Calibration) -> list[Result]:
+def coverages(logits: Tensor, labels: Tensor, count: int) -> list[Result]:
+    """Calibrate on `count` random images and evaluate the label sets of the others, several times."""
+    found: dict[tuple[float, str], list[tuple[float, float, float]]] = defaultdict(list)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(REPEATS):
+        order = torch.randperm(len(labels), generator=generator)
+        fit, rest = order[:count], order[count:]
+        calibration = calibrate_scores(logits[fit], labels[fit])
+        before, after = ((logits[some] / calibration.temperature).softmax(1) for some in (fit, rest))
+        scores = adaptive_scores(before).gather(1, labels[fit, None])[:, 0].sort().values
+        for coverage in COVERAGES:
+            limit = scores[min(math.ceil(coverage * (count + 1)), count) - 1]
+            sets = {
+                "threshold": after >= calibration.probability_threshold(coverage),
+                "adaptive (APS)": adaptive_scores(after) <= limit,
+            }
+            for name, chosen in sets.items():
+                covered, sizes = chosen.gather(1, labels[rest, None]).double(), chosen.sum(1).double()
+                numbers = (covered.mean(), sizes.mean(), (sizes == 0).double().mean())
+                found[coverage, name].append(tuple(map(float, numbers)))  # type: ignore[arg-type]
     results = []
-    before, after = ((logits[split] / calibration.temperature).softmax(1) for split in ("val", "test"))
-    scores = adaptive_scores(before).gather(1, val[:, None])[:, 0].sort().values
-    for coverage in COVERAGES:
-        limit = scores[min(int(-(-coverage * (len(val) + 1) // 1)), len(val)) - 1]
-        sets = {
-            "threshold": after >= calibration.probability_threshold(coverage),
-            "adaptive (APS)": adaptive_scores(after) <= limit,
-        }
-        for name, chosen in sets.items():
-            covered = float(chosen.gather(1, test[:, None]).double().mean())
-            size, empty = float(chosen.sum(1).double().mean()), float((~chosen.any(1)).double().mean())
-            note = f"{size:.2f} labels on average, {empty:.1%} of the sets are empty"
-            results.append(Result(f"coverage {coverage:g}", name, covered, note))
+    for (coverage, name), rows in found.items():
+        (covered, size, empty), std = torch.tensor(rows).mean(0).tolist(), float(torch.tensor(rows).std(0)[0])
+        note = f"± {std:.4f} over {REPEATS} splits, {size:.2f} labels on average, {empty:.1%} of the sets empty"
+        results.append(Result(f"coverage {coverage:g}", name, covered, note))
     return results
 
 

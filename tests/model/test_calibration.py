@@ -14,7 +14,7 @@ from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.top_labels import class_probabilities
 
 ALL = tuple(fraction / 2 for fraction in FRACTIONS)
-FOUND = Calibration(1.5, 2000, energies=ALL, true_probabilities=ALL)
+FOUND = Calibration(1.5, 2000, familiarities=ALL, true_probabilities=ALL)
 
 
 @pytest.mark.parametrize("config", [ViTConfig(), ResNetConfig()])
@@ -44,7 +44,7 @@ def test_other_classes_and_image_sizes_drop_it(config: Any) -> None:
         {"temperature": 0.0},
         {"temperature": float("nan")},
         {"images": 0},
-        {"energies": (2.0, 1.0)},
+        {"familiarities": (2.0, 1.0)},
         {"true_probabilities": (0.5,) * 200},
     ],
 )

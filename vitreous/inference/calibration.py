@@ -34,7 +34,7 @@ def calibrate_scores(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> 
     """Fit the calibration to the logits and labels of validation images."""
     temperature = fit_temperature(logits, labels)
     truth = true_probabilities(logits, labels, temperature)
-    return Calibration(temperature, len(labels), lower_quantiles(energies(logits)), lower_quantiles(truth))
+    return Calibration(temperature, len(labels), lower_quantiles(familiarity_scores(logits)), lower_quantiles(truth))
 
 
 def fit_temperature(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> float:
@@ -80,7 +80,7 @@ def cross_fitted(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> Floa
     return confidence
 
 
-def energies(logits: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
+def familiarity_scores(logits: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
     return logits.double().logsumexp(dim=1)
 
 
@@ -106,9 +106,9 @@ def lower_quantiles(values: Float[Tensor, "n"]) -> tuple[float, ...]:
 
 def familiarity(calibration: Calibration, logits: Float[Tensor, "b k"]) -> list[float]:
     """Return the fraction of the validation images that each image is at least as familiar as."""
-    missing = len(FRACTIONS) - len(calibration.energies)
+    missing = len(FRACTIONS) - len(calibration.familiarities)
     fractions = (0.0, *FRACTIONS)
-    places = [bisect.bisect_right(calibration.energies, energy) for energy in energies(logits).tolist()]
+    places = [bisect.bisect_right(calibration.familiarities, score) for score in familiarity_scores(logits).tolist()]
     return [fractions[place + missing] for place in places]
 
 

@@ -21,19 +21,19 @@ class Calibration:
 
     temperature: Divisor of the logits before the softmax.
     images: Number of validation images.
-    energies: Quantiles of the logsumexp of the logits, which is low for images unlike the training images.
+    familiarities: Quantiles of the familiarity score, which is low for images unlike the training images.
     true_probabilities: Quantiles of the probability of the true class, at this temperature.
     """
 
     temperature: float
     images: int
-    energies: tuple[float, ...] = ()
+    familiarities: tuple[float, ...] = ()
     true_probabilities: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_positive("calibration.temperature", self.temperature)
         check_whole("calibration.images", self.images, 1, 2**53)
-        for name in ("energies", "true_probabilities"):
+        for name in ("familiarities", "true_probabilities"):
             values = getattr(self, name)
             if values:
                 check_numbers(f"calibration.{name}", values)
