@@ -7,8 +7,7 @@ head for the classes, a linear one is fitted to the features of the train split.
 
     python -m benchmarks.uncertainty dinov2s.pt cifar10.npz cifar100.npz --image-size 84 --cache features/
 
-Distances compare features with those of the train split. A checkpoint would have to contain the class means and, for
-Mahalanobis, a covariance, or all features for k-NN.
+Vitreous uses the relative Mahalanobis distance and thresholds.
 """
 
 import math
@@ -30,6 +29,7 @@ from vitreous.evaluation.linear import Ridge, Sgd, train_sgd
 from vitreous.inference import Predictor
 from vitreous.inference.calibration import calibrate_scores
 from vitreous.model.calibration import UNKNOWN, Calibration
+from vitreous.model.familiarity import Familiarity
 from vitreous.tasks import Evaluation
 from vitreous.weights.load import load_encoder
 
@@ -105,7 +105,12 @@ def unknown_images(train: FeatureSet, features: dict[str, Tensor], logits: dict[
         "largest logit": lambda x: x.amax(1),
         "largest probability": lambda x: x.softmax(1).amax(1),
     }
-    by_distance = {"cosine to class mean": cosine(train), "Mahalanobis": mahalanobis(train), "k-NN": nearest(train)}
+    by_distance = {
+        "relative Mahalanobis": Familiarity.fit(train.features, train.labels).scores,
+        "Mahalanobis": mahalanobis(train),
+        "cosine to class mean": cosine(train),
+        "k-NN": nearest(train),
+    }
     found = {name: {split: score(x) for split, x in logits.items()} for name, score in by_logits.items()}
     found |= {name: {split: score(x) for split, x in features.items()} for name, score in by_distance.items()}
     results = []

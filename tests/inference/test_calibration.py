@@ -11,7 +11,7 @@ from torch import Tensor
 from vitreous.inference.calibration import (
     calibrate_scores,
     cross_fitted,
-    familiarity,
+    familiarity_ranks,
     fit_temperature,
     label_sets,
     lower_quantiles,
@@ -109,19 +109,20 @@ def test_label_sets_are_ordered_and_may_be_empty() -> None:
     assert [len(one) for one in label_sets(found, probabilities, "abc", 0.5)] == [1, 0]
 
 
-def test_the_familiarity_of_validation_images_is_uniform() -> None:
-    logits, labels = sampled(4000)
-    found = calibrate_scores(logits[:2000], labels[:2000])
-    new = torch.tensor(familiarity(found, logits[2000:]))
+def ranked(validation: Tensor, scores: Tensor) -> Tensor:
+    found = Calibration(1.0, len(validation), familiarities=lower_quantiles(validation))
+    return torch.tensor(familiarity_ranks(found, scores))
+
+
+def test_the_familiarity_of_images_like_the_validation_images_is_uniform() -> None:
+    new = ranked(torch.randn(2000), torch.randn(2000))
     for fraction in (0.01, UNKNOWN, 0.5, 0.9):
         assert float((new < fraction).float().mean()) == pytest.approx(fraction, abs=0.03)
-    assert familiarity(found, torch.full((1, 4), -50.0)) == [0]
-    assert familiarity(found, torch.full((1, 4), 50.0)) == [0.99]
+    assert ranked(torch.randn(2000), torch.tensor([-50.0, 50.0])).tolist() == pytest.approx([0, 0.99])
 
 
 def test_few_images_mark_nothing_as_unknown() -> None:
     """One of 19 new images is below the smallest of 18 by chance, which is more than 5%."""
-    logits, labels = sampled(19)
-    low = torch.full((1, 4), -50.0)
-    assert familiarity(calibrate_scores(logits[:18], labels[:18]), low)[0] >= UNKNOWN
-    assert familiarity(calibrate_scores(logits, labels), low)[0] < UNKNOWN
+    low = torch.tensor([-50.0])
+    assert ranked(torch.randn(18), low)[0] >= UNKNOWN
+    assert ranked(torch.randn(19), low)[0] < UNKNOWN

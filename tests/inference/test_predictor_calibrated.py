@@ -16,15 +16,19 @@ from vitreous.common.checks import BadValue
 from vitreous.inference import Predictor
 from vitreous.inference.prediction_files import write
 from vitreous.model.calibration import FRACTIONS, Calibration
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.protocol import Model
+from vitreous.weights.io.safetensors_file import write_tensors
 
 IMAGES = np.stack([np.full((16, 24, 3), colour, dtype=np.uint8) for colour in COLOURS.values()])
 
 
 def calibrated(model: Model, **fields: object) -> Model:
-    quantiles = {"familiarities": tuple(4 + fraction for fraction in FRACTIONS), "true_probabilities": FRACTIONS}
+    quantiles = {"familiarities": tuple(fraction - 0.5 for fraction in FRACTIONS), "true_probabilities": FRACTIONS}
     found = Calibration(**{"temperature": 2.0, "images": 2000, **quantiles, **fields})  # type: ignore[arg-type]
     model.config = dataclasses.replace(model.config, calibration=found)  # type: ignore[type-var]
+    if model.familiarity is None:
+        model.familiarity = Familiarity.fit(torch.randn(100, model.config.feature_width), torch.arange(100) % 3)
     return model
 
 
@@ -38,16 +42,18 @@ def test_a_temperature_changes_probabilities_but_not_the_labels_or_the_logits() 
         assert (before.familiarity, before.unknown, before.label_set) == (None, None, None)
 
 
-def test_an_image_with_a_low_energy_is_unknown() -> None:
-    [energy, *_] = Predictor(colour_model(), "cpu").logits(IMAGES).logsumexp(1).tolist()
+def test_an_image_with_a_low_score_is_unknown() -> None:
+    model = calibrated(colour_model())
+    assert model.familiarity is not None
+    [score, *_] = model.familiarity.scores(Predictor(model, "cpu").embed(IMAGES)).tolist()
     for shift, unknown in ((-0.5, False), (-0.04, True), (0.5, True)):
-        quantiles = tuple(energy + shift + fraction for fraction in FRACTIONS)
-        [found, *_] = Predictor(calibrated(colour_model(), familiarities=quantiles), "cpu")(IMAGES)
+        quantiles = tuple(score + shift + fraction for fraction in FRACTIONS)
+        [found, *_] = Predictor(calibrated(model, familiarities=quantiles), "cpu")(IMAGES)
         assert found.unknown is unknown
         assert found.familiarity == pytest.approx(max(0.0, -shift), abs=0.011)
 
 
-def test_flip_keeps_the_energy() -> None:
+def test_flip_averages_the_features() -> None:
     """Mirror images of equal colours are equal, so nothing may change."""
     model = calibrated(colour_model())
     plain, flipped = Predictor(model, "cpu")(IMAGES), Predictor(model, "cpu", flip=True)(IMAGES)
@@ -80,7 +86,25 @@ def test_a_calibration_is_saved_and_loaded(tmp_path: Path) -> None:
     for name in ("class token", "bit"):
         model = calibrated(random_model(name))
         vitreous.save(model, tmp_path / name)
-        assert vitreous.load(tmp_path / name).config == model.config
+        loaded = vitreous.load(tmp_path / name)
+        assert loaded.config == model.config
+        assert loaded.familiarity is not None
+        assert model.familiarity is not None
+        features = torch.randn(5, model.config.feature_width)
+        assert torch.equal(loaded.familiarity.scores(features), model.familiarity.scores(features))
+        vitreous.save(loaded.resized((48, 64)), tmp_path / name)
+        assert not (tmp_path / name / "familiarity.safetensors").exists()
+
+
+def test_a_damaged_familiarity_is_reported(tmp_path: Path) -> None:
+    vitreous.save(calibrated(colour_model()), tmp_path / "x")
+    write_tensors({"centre": torch.zeros(4)}, tmp_path / "x" / "familiarity.safetensors")
+    with pytest.raises(ValueError, match=r"familiarity.safetensors.*expected the tensors"):
+        vitreous.load(tmp_path / "x")
+    (tmp_path / "x" / "familiarity.safetensors").unlink()
+    [result] = Predictor(vitreous.load(tmp_path / "x"), "cpu", coverage=0.9)(IMAGES[:1])
+    assert result.unknown is None
+    assert result.label_set is not None
 
 
 def test_json_and_tables_have_the_fields(tmp_path: Path) -> None:

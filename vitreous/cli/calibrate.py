@@ -58,7 +58,8 @@ def calibrate(
     if found.doubt:
         print(printable(f"vitreous: warning: {found.doubt}"), file=sys.stderr)
     if out is None:
-        store_calibration(checkpoint, found.calibration, found.record)
+        assert found.model.familiarity is not None
+        store_calibration(checkpoint, found.calibration, found.model.familiarity, found.record)
     else:
         weights.save(found.model, out)
     images = f"{plural(found.calibration.images, 'image')} of the {found.split} split"

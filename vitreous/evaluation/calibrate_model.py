@@ -4,7 +4,7 @@ import copy
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,10 +13,11 @@ import torch
 from vitreous.common.checks import check_choice
 from vitreous.evaluation.evaluate_model import ClassificationMetrics, about, choose_split
 from vitreous.inference import Precision, Predictor, open_model
+from vitreous.inference.calibration import lower_quantiles
 from vitreous.model.calibration import Calibration
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import EVALUATION_BATCH
-from vitreous.tasks.classification_metrics import calibration_images, classify_source
+from vitreous.tasks.classification_metrics import calibration_images, classify_source, fit_familiarity
 from vitreous.weights.native import CALIBRATION, provenance_of
 
 
@@ -52,10 +53,10 @@ def calibrate(
     workers: int = 2,
     flip: bool = False,
 ) -> Calibrated:
-    """Fit the temperature of a classifier, and the quantiles for unknown images and label sets.
+    """Fit the temperature of a classifier and its thresholds for unknown images and label sets, as `train` does.
 
-    `vitreous.train` has already done this. The model must not have been trained on the images. The arguments are those
-    of `vitreous.evaluate`. Save the result with `vitreous.save(result.model, folder)`.
+    The model must not have been trained on the images of `split`. Unknown images are unlike those of the train split.
+    The arguments are those of `vitreous.evaluate`. Save the result with `vitreous.save(result.model, folder)`.
 
     >>> import vitreous
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides={"depth": 1, "patch_size": 4})
@@ -72,8 +73,10 @@ def calibrate(
     )
     images = calibration_images(choose_split(opened, split)[1], len(opened.classes))
     calibration, evaluation = classify_source(predictor, images, opened.classes, keep_logits=True).calibrate()
+    familiarity, scores = fit_familiarity(predictor, opened.train, images)
+    calibration = replace(calibration, familiarities=lower_quantiles(scores))
     metrics, calibrated = evaluation.metrics(), copy.copy(model)
-    calibrated.config = model.config.override({"calibration": calibration})
+    calibrated.config, calibrated.familiarity = model.config.override({"calibration": calibration}), familiarity
     record = {"data": opened.name, "split": split, "images": calibration.images}
     vars(calibrated)["provenance"] = {**provenance_of(model), CALIBRATION: record}
     doubt = about(model, opened, split, len(images), started, val_fraction, seed)["doubt"]

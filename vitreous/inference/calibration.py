@@ -3,8 +3,8 @@
 Temperature scaling divides all logits by one number, so that predictions with a probability of 80% are correct 80% of
 the time (Guo et al. 2017). It never changes the order of the classes.
 
-An image is unknown if its energy, the logsumexp of its logits, is lower than that of 95% of the validation images (Liu
-et al. 2020).
+An image is unknown if its familiarity score (see `vitreous.model.familiarity`) is lower than that of 95% of the
+validation images.
 
 A label set contains all classes whose probability reaches a threshold: a quantile of the probability of the true class
 among the validation images. It then contains the true class of new images with the chosen probability, whatever the
@@ -31,10 +31,10 @@ STEPS = 100  # maximum number of Newton or bisection steps; about ten are needed
 
 
 def calibrate_scores(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> Calibration:
-    """Fit the calibration to the logits and labels of validation images."""
+    """Fit the temperature and the thresholds of label sets to the logits and labels of validation images."""
     temperature = fit_temperature(logits, labels)
     truth = true_probabilities(logits, labels, temperature)
-    return Calibration(temperature, len(labels), lower_quantiles(familiarity_scores(logits)), lower_quantiles(truth))
+    return Calibration(temperature, len(labels), true_probabilities=lower_quantiles(truth))
 
 
 def fit_temperature(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> float:
@@ -80,10 +80,6 @@ def cross_fitted(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> Floa
     return confidence
 
 
-def familiarity_scores(logits: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
-    return logits.double().logsumexp(dim=1)
-
-
 def true_probabilities(
     logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"], temperature: float
 ) -> Float[Tensor, "n"]:
@@ -104,12 +100,11 @@ def lower_quantiles(values: Float[Tensor, "n"]) -> tuple[float, ...]:
 # ---- Applying a calibration ------------------------------------------------------------------------------------------
 
 
-def familiarity(calibration: Calibration, logits: Float[Tensor, "b k"]) -> list[float]:
+def familiarity_ranks(calibration: Calibration, scores: Float[Tensor, "b"]) -> list[float]:
     """Return the fraction of the validation images that each image is at least as familiar as."""
     missing = len(FRACTIONS) - len(calibration.familiarities)
     fractions = (0.0, *FRACTIONS)
-    places = [bisect.bisect_right(calibration.familiarities, score) for score in familiarity_scores(logits).tolist()]
-    return [fractions[place + missing] for place in places]
+    return [fractions[bisect.bisect_right(calibration.familiarities, score) + missing] for score in scores.tolist()]
 
 
 def label_sets(

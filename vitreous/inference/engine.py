@@ -259,16 +259,13 @@ def model_input(
 def class_scores(
     forward: Callable[[Tensor], Tensor], images: Float[Tensor, "b c h w"], flip: bool = False
 ) -> Float[Tensor, "b classes"]:
-    """Return float32 logits.
-
-    With `flip`, their softmax is the mean of that of the image and its mirror image, and so is their logsumexp.
-    """
+    """Return float32 logits or, with `flip`, log probabilities averaged with those of the mirrored image."""
     scores = forward(images).float()
-    if not flip:
-        return scores
-    mirrored = forward(images.flip(-1)).float()
-    energy = (scores.logsumexp(dim=-1, keepdim=True) + mirrored.logsumexp(dim=-1, keepdim=True)) / 2
-    return torch.logaddexp(scores.log_softmax(dim=-1), mirrored.log_softmax(dim=-1)) - math.log(2) + energy
+    return mean_log_probabilities(scores, forward(images.flip(-1)).float()) if flip else scores
+
+
+def mean_log_probabilities(a: Float[Tensor, "b classes"], b: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
+    return torch.logaddexp(a.log_softmax(dim=-1), b.log_softmax(dim=-1)) - math.log(2)
 
 
 @contextlib.contextmanager

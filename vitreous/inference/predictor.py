@@ -22,7 +22,7 @@ from vitreous.common.text import clean
 from vitreous.common.threads import cores
 from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
-from vitreous.inference.calibration import familiarity, label_sets
+from vitreous.inference.calibration import familiarity_ranks, label_sets
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
     Embedding,
@@ -31,6 +31,7 @@ from vitreous.inference.engine import (
     Precision,
     Prediction,
     class_scores,
+    mean_log_probabilities,
 )
 from vitreous.inference.mask_images import background_of
 from vitreous.model.base_config import ModelConfig, Task
@@ -112,6 +113,11 @@ class Predictor(Engine):
                 raise ValueError(f"coverage is {coverage}, but {NOT_CALIBRATED}")
         self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
         self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
+        self._both: Callable[[Tensor], tuple[Tensor, Tensor]] = (
+            torch.compile(self._logits_and_pooled) if compile else self._logits_and_pooled
+        )
+        usable = self.config.calibration is not None and self.model.familiarity is not None
+        self._familiarity = self.model.familiarity.to(self.device) if usable else None
 
     @property
     def width(self) -> int:
@@ -130,7 +136,7 @@ class Predictor(Engine):
     def answers(self) -> dict[Task, Callable[[Images], Iterator[Embedding]]]:
         found: dict[Task, Callable[[Images], Iterator[Embedding]]] = {"embed": self.stream_embeddings}
         if self.config.num_classes:
-            found["classify"] = self.stream_logits
+            found["classify"] = self.stream_scores
         return found
 
     def stream_embeddings(self, images: Images, kind: FeatureKind = "pooled") -> Iterator[Embedding]:
@@ -151,9 +157,14 @@ class Predictor(Engine):
         return self.run(images, step, Embedding)
 
     def stream_logits(self, images: Images) -> Iterator[Embedding]:
-        """Yield the logits of each image; with `flip`, their softmax is the mean of that of both images."""
+        """Yield the logits of each image or, with `flip`, its log probabilities."""
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
+
+    def stream_scores(self, images: Images) -> Iterator[Embedding]:
+        """Yield the logits of each image, followed by its familiarity score if the model has one, for `interpret`."""
+        self._check_head()
+        return self.run(images, lambda pixels: _finite_rows(self._scores_and_familiarity(pixels)), Embedding)
 
     def stream_probabilities(self, images: Images) -> Iterator[Embedding]:
         """Yield the probability of every class for each image."""
@@ -161,20 +172,21 @@ class Predictor(Engine):
             probabilities = None if result.vector is None else class_probabilities(result.vector, self.config)
             yield Embedding(result.name, probabilities, result.error)
 
-    def interpret(self, logits: Float[Tensor, "b classes"], top: int, coverage: float | None = None) -> list[Answer]:
-        """Convert logits to the top labels, the familiarity and the label set of each image."""
-        probabilities, calibration = class_probabilities(logits, self.config), self.config.calibration
+    def interpret(self, scores: Float[Tensor, "b n"], top: int, coverage: float | None = None) -> list[Answer]:
+        """Convert the scores of `stream_scores` to the top labels, the familiarity and the label set of each image."""
+        classes, calibration = self.config.num_classes, self.config.calibration
+        probabilities = class_probabilities(scores[:, :classes], self.config)
         best = top_labels(probabilities, self.labels, top)
-        if calibration is None:
-            return [Answer(labels) for labels in best]
-        familiar = familiarity(calibration, logits)
+        familiar: Sequence[float | None] = [None] * len(best)
         sets: Sequence[tuple[Label, ...] | None] = [None] * len(best)
-        if coverage is not None:
+        if calibration is not None and scores.shape[1] > classes:
+            familiar = familiarity_ranks(calibration, scores[:, classes])
+        if calibration is not None and coverage is not None:
             sets = label_sets(calibration, probabilities, self.labels, coverage)
         return [Answer(*one) for one in zip(best, familiar, sets, strict=True)]
 
     def logits(self, images: Images) -> Float[Tensor, "n classes"]:
-        """Return the float32 logits of `stream_logits` on the CPU. All images must be readable."""
+        """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
         return _stacked(self.stream_logits(images), self.config.num_classes)
 
     def embed(self, images: Images) -> Float[Tensor, "n d"]:
@@ -191,14 +203,27 @@ class Predictor(Engine):
         return super().input(pixels)
 
     def _predictions(self, pixels: Tensor) -> list[Any]:
-        answers = self.interpret(self._scores(pixels), self.top, self.coverage)
+        answers = self.interpret(self._scores_and_familiarity(pixels), self.top, self.coverage)
         return [answer if math.isfinite(answer.predictions[0].probability) else NOT_A_NUMBER for answer in answers]
 
     def _scores(self, pixels: Tensor) -> Tensor:
         return class_scores(self._score, self.input(pixels), self.flip)[: len(pixels)]
 
+    def _scores_and_familiarity(self, pixels: Tensor) -> Tensor:
+        if self._familiarity is None:
+            return self._scores(pixels)
+        images = self.input(pixels)
+        logits, pooled = (output.float() for output in self._both(images))
+        if self.flip:
+            others, mirrored = (output.float() for output in self._both(images.flip(-1)))
+            logits, pooled = mean_log_probabilities(logits, others), (pooled + mirrored) / 2
+        return torch.cat([logits, self._familiarity.scores(pooled)[:, None]], dim=1)[: len(pixels)]
+
     def _forward(self, images: Tensor) -> Tensor:
         return self.model(images)
+
+    def _logits_and_pooled(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return self.model.logits_and_pooled(images)
 
     def _pooled(self, images: Tensor) -> Tensor:
         return self.model.pooled(images)

@@ -20,6 +20,7 @@ from vitreous.data.augment.batch import augment
 from vitreous.model import Model, ModelConfig, configure
 from vitreous.model.build import build
 from vitreous.model.calibration import Calibration
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.options import Conditional, Dropout, GlobalAverage, Preprocessing
 from vitreous.report.html import TaskReport, samples_section
@@ -191,6 +192,10 @@ class Task(ABC):
 
     def calibrate(self, results: Any) -> tuple[Calibration, Results]:
         """Fit a calibration to the results of `evaluate_best`, and return it with the calibrated results."""
+        raise NotImplementedError
+
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
+        """Return the familiarity of images to the best checkpoint, and the scores of validation images."""
         raise NotImplementedError
 
     # ---- Report ------------------------------------------------------------------------------------------------------

@@ -31,9 +31,11 @@ from vitreous.inference.engine import (
 )
 from vitreous.inference.predictor import Predictor
 from vitreous.model.calibration import Calibration
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import Preprocessing
 from vitreous.model.top_labels import top_classes
 
+MOST_FEATURES = 5000  # images of each split that the familiarity is fitted to
 MOST_LOGITS = 2**24  # kept to calibrate a model: those of 16,000 images with 1,000 classes
 UNREADABLE = -1  # label of an unreadable image
 
@@ -283,6 +285,23 @@ def calibration_images(source: Source, num_classes: int) -> Source:
     """Return the images to calibrate a model on: all, or evenly spaced ones if there would be too many logits."""
     every = -(-len(source) * num_classes // MOST_LOGITS)
     return source if every <= 1 else pick(source, np.arange(0, len(source), every))
+
+
+def fit_familiarity(predictor: Predictor, train: Source, val: Source) -> tuple[Familiarity, Float[Tensor, "n"]]:
+    """Fit the familiarity to features of training images. Also return the scores of validation images."""
+    parts = []
+    for source in (train, val):
+        some = pick(source, np.arange(0, len(source), -(-len(source) // MOST_FEATURES)))
+        found = [
+            (row, one.vector) for row, one in enumerate(predictor.stream_embeddings(some)) if one.vector is not None
+        ]
+        rows, vectors = [row for row, _ in found], [vector for _, vector in found]
+        if not rows:
+            raise ValueError("there are no readable images to calibrate on")
+        parts.append((torch.stack(vectors), torch.from_numpy(some.labels[rows])))
+    (features, labels), (others, _) = parts
+    familiarity = Familiarity.fit(features, labels)
+    return familiarity, familiarity.scores(others)
 
 
 def share_of(count: int, batch_size: int, rank: int, ranks: int) -> list[range]:

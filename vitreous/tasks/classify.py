@@ -21,6 +21,7 @@ from vitreous.data.loader import Batch, Reader, Request
 from vitreous.data.sources.base import Source
 from vitreous.inference.predictor import Predictor
 from vitreous.model.calibration import Calibration
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.report import plots
@@ -47,6 +48,7 @@ from vitreous.tasks.classification_metrics import (
     calibration_images,
     classify_batches,
     classify_source,
+    fit_familiarity,
 )
 from vitreous.tasks.config import Distillation, TrainConfig
 from vitreous.weights.io.safetensors_file import copy_to_memory
@@ -116,8 +118,7 @@ class Classify(Task):
         return classify_batches(module, batches, device, config.preprocessing, config.labels, precision, flip)
 
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Evaluation:
-        device, flip = next(model.parameters()).device, self.config.flip_test
-        predictor = Predictor(model, device, EVALUATION_BATCH, flip=flip, workers=self.config.workers)
+        predictor = self._predictor(model)
         keep_logits = self.calibration_images(source) is source
         return classify_source(predictor, source, model.config.labels, rank, ranks, keep_logits)
 
@@ -126,6 +127,13 @@ class Classify(Task):
 
     def calibrate(self, results: Evaluation) -> tuple[Calibration, Evaluation]:
         return results.calibrate()
+
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
+        return fit_familiarity(self._predictor(model), train, val)
+
+    def _predictor(self, model: Model) -> Predictor:
+        device, flip = next(model.parameters()).device, self.config.flip_test
+        return Predictor(model, device, EVALUATION_BATCH, flip=flip, workers=self.config.workers)
 
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:

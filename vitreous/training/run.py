@@ -25,6 +25,7 @@ from vitreous.common.atomic_files import atomic_file
 from vitreous.common.codec import to_dict
 from vitreous.common.text import SafeConsole, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
+from vitreous.inference.calibration import lower_quantiles
 from vitreous.model.protocol import Model
 from vitreous.report.html import RunReport, duration, write_report
 from vitreous.report.plots import can_draw
@@ -393,8 +394,11 @@ def _calibrate_best(job: Job, folder: Path) -> Results | None:
     images = job.task.calibration_images(job.data.val)
     calibration, results = job.task.calibrate(_evaluate_best(job, folder, images))
     if job.world.first:
+        model = load_folder(folder / "best").to(job.world.device)
+        familiarity, scores = job.task.fit_familiarity(model, job.data.train, job.data.val)
+        calibration = replace(calibration, familiarities=lower_quantiles(scores))
         record = {"data": job.data.name, "split": "val", "images": calibration.images}
-        store_calibration(folder / "best", calibration, record)
+        store_calibration(folder / "best", calibration, familiarity, record)
     job.world.wait()
     return results if images is job.data.val else None
 

@@ -1,5 +1,7 @@
 """Vitreous checkpoints: folders with `model.safetensors`, `config.json` and `README.md` (the model card).
 
+A calibrated checkpoint also has `familiarity.safetensors`.
+
 `config.json` contains everything needed to rebuild the model, preprocess images and label the classes, as well as the
 origin of the weights. Loading checks names, shapes and dtypes, builds the model on the meta device, and assigns
 memory-mapped tensors. No code is executed. Before saving, the model is compared with its config.
@@ -23,6 +25,7 @@ from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model import PRESETS, AnyConfig, Model, ModelConfig
 from vitreous.model.calibration import Calibration
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.weights.card import model_card
 from vitreous.weights.catalog import BY_PRESET, hub_hint, name_hint
@@ -30,7 +33,8 @@ from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.safetensors_file import check_tensors, read_header, read_tensors, write_tensors
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-FILES = (WEIGHTS, CONFIG, CARD)
+FAMILIARITY = "familiarity.safetensors"  # only in calibrated checkpoints
+FILES = (WEIGHTS, CONFIG, CARD, FAMILIARITY)
 VERSION = 1
 CALIBRATION = "calibration"  # entry of the provenance that describes the images a model was calibrated on
 FIELDS = ("format", "version", "model", "provenance")
@@ -69,6 +73,8 @@ def write_files(
     parameters = sum(tensor.numel() for tensor in written.values())
     (folder / CARD).write_text(model_card(model.config, name, parameters, record), encoding="utf-8")
     write_tensors(written, folder / WEIGHTS)
+    if model.familiarity is not None and model.config.calibration is not None:
+        write_tensors(model.familiarity.tensors(), folder / FAMILIARITY)
 
 
 def _config_json(config: ModelConfig, provenance: Mapping[str, Any]) -> bytes:
@@ -80,9 +86,13 @@ def _config_json(config: ModelConfig, provenance: Mapping[str, Any]) -> bytes:
     return text + b"\n"
 
 
-def store_calibration(path: str | os.PathLike[str], calibration: Calibration, record: Mapping[str, Any]) -> None:
+def store_calibration(
+    path: str | os.PathLike[str], calibration: Calibration, familiarity: Familiarity, record: Mapping[str, Any]
+) -> None:
     """Add a calibration to a checkpoint. `record` describes its data; the weights are not touched."""
     opened = NativeCheckpoint(path)
+    with atomic_file(opened.folder / FAMILIARITY) as aside:
+        write_tensors(familiarity.tensors(), aside)
     config = opened.stored.override({"calibration": calibration})
     with atomic_file(opened.folder / CONFIG) as aside:
         aside.write_bytes(_config_json(config, {**opened.provenance, CALIBRATION: _to_json(record)}))
@@ -182,7 +192,16 @@ class NativeCheckpoint:
         model = build_blank(config)
         check_tensors(file, self.header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
         fill(model, read_tensors(file))
+        if config.calibration is not None and (self.folder / FAMILIARITY).exists():
+            model.familiarity = _read_familiarity(self.folder / FAMILIARITY, config.feature_width)
         return adapt(model, self.stored, self.provenance, image_size, num_classes)
+
+
+def _read_familiarity(file: Path, width: int) -> Familiarity:
+    try:
+        return Familiarity.of_tensors({name: tensor.float() for name, tensor in read_tensors(file).items()}, width)
+    except (ValueError, RuntimeError) as error:
+        raise BadCheckpoint(f"{file}: {error}") from error
 
 
 def load_folder(

@@ -20,6 +20,8 @@ from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build, build_segmenter, build_vit
 from vitreous.model.calibration import FRACTIONS, Calibration
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
+from vitreous.model.familiarity import Familiarity
+from vitreous.model.protocol import Model
 from vitreous.serving.models import ServedModel, serve_model
 from vitreous.serving.settings import Settings
 
@@ -37,13 +39,14 @@ def served() -> list[ServedModel]:
     torch.manual_seed(0)
     encoder = dataclasses.replace(CONFIG, num_classes=0, labels=(), registers=2)
     segmenter = SegmenterConfig(encoder, num_classes=3, labels=("Background", "pet", "edge"))
-    models = {
+    models: dict[str, Model] = {
         "five": build_vit(CONFIG),
         "bare": build_vit(encoder),
         "masks": build_segmenter(segmenter),
         "bit": build(ResNetConfig(image_size=(32, 32), stages=(1, 1), width=32, num_classes=4)),
         "sure": build_vit(dataclasses.replace(CONFIG, calibration=CALIBRATION)),
     }
+    models["sure"].familiarity = Familiarity.fit(torch.randn(50, CONFIG.width), torch.arange(50) % 5)
     return [serve_model(model, id, id, "cpu", max_batch=4) for id, model in models.items()]
 
 

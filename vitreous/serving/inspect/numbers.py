@@ -28,7 +28,7 @@ from vitreous.explanation.importance_maps import (
     rollout_map,
 )
 from vitreous.explanation.pca_and_similarity import cosines, pca_colours
-from vitreous.inference.calibration import familiarity
+from vitreous.inference.calibration import familiarity_ranks
 from vitreous.inference.mask_images import hex_colours
 from vitreous.model.block import Block
 from vitreous.model.calibration import UNKNOWN
@@ -76,9 +76,14 @@ def predictions(session: Session) -> dict[str, Any]:
     model = session.inspected.model
     if not model.config.backbone.num_classes:
         return {"predictions": None, "unknown": None}
-    scores = session.captured.logits() if model.config.has_attention else model(session.image)
-    calibration, probabilities = model.config.calibration, class_probabilities(scores[0], model.config)
-    unknown = None if calibration is None else familiarity(calibration, scores)[0] < UNKNOWN
+    if model.config.has_attention:
+        scores, pooled = session.captured.logits(), session.captured.model.pool(session.captured.features())
+    else:
+        scores, pooled = model.logits_and_pooled(session.image)
+    calibration, probabilities, unknown = model.config.calibration, class_probabilities(scores[0], model.config), None
+    if calibration is not None and model.familiarity is not None:
+        familiar = model.familiarity.to(pooled.device).scores(pooled)
+        unknown = familiarity_ranks(calibration, familiar)[0] < UNKNOWN
     return {"predictions": top_classes(session.inspected.labels, probabilities, TOP), "unknown": unknown}
 
 
