@@ -35,7 +35,7 @@ from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import Preprocessing
 from vitreous.model.top_labels import top_classes
 
-MOST_FEATURES = 5000  # images of each split that the familiarity is fitted to
+MOST_FEATURES, MOST_PER_CLASS = 2000, 10  # images of each split that the familiarity is fitted to; the larger number
 MOST_LOGITS = 2**24  # kept to calibrate a model: those of 16,000 images with 1,000 classes
 UNREADABLE = -1  # label of an unreadable image
 
@@ -289,9 +289,9 @@ def calibration_images(source: Source, num_classes: int) -> Source:
 
 def fit_familiarity(predictor: Predictor, train: Source, val: Source) -> tuple[Familiarity, Float[Tensor, "n"]]:
     """Fit the familiarity to features of training images. Also return the scores of validation images."""
-    parts = []
+    parts, most = [], max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
     for source in (train, val):
-        some = pick(source, np.arange(0, len(source), -(-len(source) // MOST_FEATURES)))
+        some = pick(source, np.arange(0, len(source), -(-len(source) // most)))
         found = [
             (row, one.vector) for row, one in enumerate(predictor.stream_embeddings(some)) if one.vector is not None
         ]
