@@ -161,6 +161,8 @@ class Classify(Task):
         headline = ["top1", *(["top5"] if len(classes) > 5 else []), "loss", "ece"]
         texts = {"top5": "top-5", "loss": "loss", "ece": "calibration error"}
         others = "".join(f", {texts[key]} {metrics[key]:.4f}" for key in headline[1:])
+        if "ece_calibrated" in metrics:
+            others += f" ({metrics['ece_calibrated']:.4f} calibrated)"
         return TaskReport(
             f"top-1 {metrics['top1']:.4f} ({correct:,} of {count:,} images){others}",
             f"Classification into {len(classes)} classes, {run.evaluated_on}",
