@@ -47,8 +47,7 @@ def calibrate(
         out: Folder for the calibrated checkpoint. By default, the calibration is added to CHECKPOINT, which must then
             be a Vitreous checkpoint.
     """
-    names = ("checkpoint", "out")
-    options = {name: value for name, value in locals().items() if name not in (*names, "names")}
+    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "out")}
     from vitreous import evaluation, weights
     from vitreous.weights.native import is_checkpoint, store_calibration
 

@@ -8,8 +8,8 @@ validation images.
 
 A label set contains all classes whose probability reaches a threshold: a quantile of the probability of the true class
 among the validation images. It then contains the true class of new images with the chosen probability, whatever the
-model (split conformal prediction). Among all sets with that property, these are the smallest on average (Sadinle et
-al. 2019). In exchange, a set is empty if no class reaches the threshold.
+model (split conformal prediction). If the probabilities are right, no other sets with that property are smaller on
+average (Sadinle et al. 2019). In exchange, a set is empty if no class reaches the threshold.
 
 n: images; k: classes.
 """

@@ -190,8 +190,11 @@ class Task(ABC):
         """Return the validation images to calibrate the best checkpoint on."""
         return val
 
-    def calibrate(self, results: Any) -> tuple[Calibration, Results]:
-        """Fit a calibration to the results of `evaluate_best`, and return it with the calibrated results."""
+    def calibrate(self, results: Any) -> tuple[Calibration, Results] | None:
+        """Fit a calibration to the results of `evaluate_best`, and return it with the calibrated results.
+
+        Return None if the results have no logits.
+        """
         raise NotImplementedError
 
     def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:

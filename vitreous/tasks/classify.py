@@ -125,8 +125,8 @@ class Classify(Task):
     def calibration_images(self, val: Source) -> Source:
         return calibration_images(val, self.model.config.num_classes)
 
-    def calibrate(self, results: Evaluation) -> tuple[Calibration, Evaluation]:
-        return results.calibrate()
+    def calibrate(self, results: Evaluation) -> tuple[Calibration, Evaluation] | None:
+        return None if results.logits is None else results.calibrate()
 
     def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
         return fit_familiarity(self._predictor(model), train, val)

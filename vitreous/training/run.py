@@ -325,7 +325,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
     """Evaluate `best/`, write metrics.json and report.html, and return the metrics. All processes must call this."""
     split, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
     calibrated = _calibrate_best(job, folder)
-    results = calibrated if calibrated and split == "val" else _evaluate_best(job, folder, source)
+    results = calibrated if calibrated is not None and split == "val" else _evaluate_best(job, folder, source)
     rows = read_rows(folder / run_folder.METRICS)
     if not rows:
         raise ValueError(f"{folder / run_folder.METRICS} is empty, so there is nothing to report")
@@ -392,7 +392,10 @@ def _calibrate_best(job: Job, folder: Path) -> Results | None:
     if not job.task.calibrates:
         return None
     images = job.task.calibration_images(job.data.val)
-    calibration, results = job.task.calibrate(_evaluate_best(job, folder, images))
+    found = job.task.calibrate(_evaluate_best(job, folder, images))
+    if found is None:
+        return None
+    calibration, results = found
     if job.world.first:
         model = load_folder(folder / "best").to(job.world.device)
         familiarity, scores = job.task.fit_familiarity(model, job.data.train, job.data.val)
