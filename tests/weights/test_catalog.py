@@ -108,6 +108,8 @@ def test_table_in_the_docs_is_current() -> None:
         ("vit_small_patch14_dinov2.lvd142m", "use 'dinov2-s' (hf-hub:timm/vit_small_patch14_dinov2.lvd142m)"),
         ("vit_base_patch16_224", "'augreg-b16' (hf-hub:timm/vit_base_patch16_224.augreg_in21k_ft_in1k)"),
         ("vit_base_patch16_siglip_224.webli", "use 'hf-hub:timm/vit_base_patch16_siglip_224.webli'"),
+        ("timm/vit_base_patch14_dinov2.lvd142m", "use 'dinov2-b'"),
+        ("dinov2_vitl14", "use 'dinov2-l'"),  # torch.hub
         ("facebook/dinov2-small", "use 'hf-hub:facebook/dinov2-small'"),
         ("ViT-B/16", "'augreg-b16'"),
     ],

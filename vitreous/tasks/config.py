@@ -214,9 +214,9 @@ class TrainConfig:
     model: str | None = None
     """Model preset, such as ViT-S/16."""
     init: str | Path | None = None
-    """Weights to start from: a checkpoint, a catalog name such as dinov2-s (see `vitreous info --pretrained`),
-    hf-hub:owner/name, or auto for the catalog entry that fits the data and the device. The head is replaced if the
-    classes differ."""
+    """Weights to start from: the path of a checkpoint, a catalog name such as dinov2-s (see `vitreous info
+    --pretrained`), hf-hub:owner/name, or auto for the catalog entry that fits the data and the device. The head is
+    replaced if the classes differ."""
     image_size: tuple[int, ...] = ()
     """Image size: one number, or height and width. Position embeddings of a checkpoint are resampled."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
