@@ -33,7 +33,7 @@ def _convert(config: Any, **kinds: type[str] | type[Path]) -> None:
     """Convert path fields of a frozen config, which may be given as str or as Path, to one type each."""
     for name, kind in kinds.items():
         if isinstance(value := getattr(config, name), str | os.PathLike):
-            object.__setattr__(config, name, kind(value))
+            object.__setattr__(config, name, kind(os.fspath(value)))
 
 
 @dataclass(frozen=True)
