@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from vitreous.common.checks import BadValue, fail
+from vitreous.common.progress import Report, silent
 from vitreous.data.open import open_data, open_masked
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
@@ -93,6 +94,7 @@ def evaluate(
     neighbours: Sequence[int] = (20,),
     shots: Sequence[int] = (),
     ignore: Sequence[str] = (),
+    progress: Report = silent,
 ) -> Metrics:
     """Evaluate a classifier (accuracy, calibration), a segmenter (mean IoU), or frozen features with a probe.
 
@@ -113,6 +115,7 @@ def evaluate(
     shots: Numbers of images per class for few-shot probes; the first is reported. By default 5, 10 and 25, except
         those that exceed the smallest class.
     ignore: Classes to exclude from the metrics of a segmenter.
+    progress: Callback that receives the current stage and the numbers of finished and of all items.
 
     >>> import vitreous
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides={"depth": 1, "patch_size": 4})
@@ -139,35 +142,37 @@ def evaluate(
         return probe_encoder(
             predictor, found.train, name, source, probe,
             features=features, cache=None if cache is None else Path(cache),
-            neighbours=neighbours, shots=shots, seed=seed,
+            neighbours=neighbours, shots=shots, seed=seed, progress=progress,
         )  # fmt: skip
     model = open_model(model, image_size)
     if model.config.task == "segment":
         _check_used(False, "for a classifier", decode=(decode, "exact"))
         found = open_masked(spec, **opening, ignore=tuple(ignore), order=model.config.labels)
-        return _evaluate_segmenter(SegmentPredictor(model, device, **running), found, split, val_fraction, seed)
+        segmenter = SegmentPredictor(model, device, **running)
+        return _evaluate_segmenter(segmenter, found, split, val_fraction, seed, progress)
     if ignore:
         fail("ignore", " ".join(ignore), "omitted for a classifier (it only applies to segmenters)")
     if not model.config.num_classes:
         raise ValueError("the model has no head: use --probe knn, linear or fewshot to evaluate its features")
     found = open_data(spec, **opening)
-    return _evaluate_classifier(Predictor(model, device, decode=decode, **running), found, split, val_fraction, seed)
+    classifier = Predictor(model, device, decode=decode, **running)
+    return _evaluate_classifier(classifier, found, split, val_fraction, seed, progress)
 
 
 def _evaluate_segmenter(
-    predictor: SegmentPredictor, data: DataSet, split: str | None, val_fraction: float, seed: int
+    predictor: SegmentPredictor, data: DataSet, split: str | None, val_fraction: float, seed: int, progress: Report
 ) -> SegmentationMetrics:
     config = predictor.model.config
     name, source = choose_split(data, split)
     check_classes(config.labels, config.num_classes, data.mask_classes, data.name)
     started = time.perf_counter()
-    masks = segment_source(predictor, source, data.mask_classes)
+    masks = segment_source(predictor, source, data.mask_classes, progress=progress)
     about = _about(predictor.model, data, name, len(source), started, val_fraction, seed)
     return SegmentationMetrics(**masks.metrics(), evaluation=masks, **about)
 
 
 def _evaluate_classifier(
-    predictor: Predictor, data: DataSet, split: str | None, val_fraction: float, seed: int
+    predictor: Predictor, data: DataSet, split: str | None, val_fraction: float, seed: int, progress: Report
 ) -> ClassificationMetrics:
     config = predictor.model.config
     name, source = choose_split(data, split)
@@ -175,7 +180,7 @@ def _evaluate_classifier(
         trained = f"the classes {_few(config.labels)}" if config.labels else f"{config.num_classes} unnamed classes"
         raise ValueError(f"the model was trained on {trained}, but the classes of {data.name} are {_few(data.classes)}")
     started = time.perf_counter()
-    evaluation = classify_source(predictor, source, data.classes)
+    evaluation = classify_source(predictor, source, data.classes, progress)
     about = _about(predictor.model, data, name, len(source), started, val_fraction, seed)
     return ClassificationMetrics(**evaluation.metrics(), evaluation=evaluation, **about)
 

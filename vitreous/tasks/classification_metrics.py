@@ -16,6 +16,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
@@ -236,9 +237,12 @@ def classify_batches(
     return Evaluation.join(parts)
 
 
-def classify_source(predictor: Predictor, source: Source, classes: Sequence[str]) -> Evaluation:
+def classify_source(
+    predictor: Predictor, source: Source, classes: Sequence[str], progress: Report = silent
+) -> Evaluation:
     """Evaluate a predictor on every image of a source. Raise if a prediction is NaN."""
-    parts, results = [], enumerate(predictor.stream_logits(source))
+    scored = tracked(predictor.stream_logits(source), "classifying images", len(source), progress)
+    parts, results = [], enumerate(scored)
     while batch := list(itertools.islice(results, predictor.batch_size)):
         indices = torch.tensor([index for index, _ in batch])
         labels, scores, problems = torch.from_numpy(source.labels[indices.numpy()]), [], []
