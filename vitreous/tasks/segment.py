@@ -4,7 +4,7 @@ b: batch; c: channels; h, w: height and width.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_masked
 from vitreous.data.sources.base import DataSet, Source
-from vitreous.inference.mask_images import background_of, overlay
+from vitreous.inference.mask_images import background_of, overlay, palette
 from vitreous.inference.predictor import SegmentPredictor
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
@@ -39,9 +39,11 @@ from vitreous.report.html import (
     bar,
     figures_section,
     inner,
+    legend,
     name,
     percent,
     samples_section,
+    swatch,
     table,
     tag,
 )
@@ -179,15 +181,16 @@ class Segment(Task):
     def report(self, run: Finished) -> TaskReport:
         assert isinstance(run.results, SegmentEvaluation)
         metrics, classes, evaluation = run.results.metrics(), run.data.mask_classes, run.results
+        colours = class_colours(classes)
         return TaskReport(
             f"mean IoU {metrics['miou']:.4f} on {plural(metrics['count'], 'image')}, pixel accuracy "
             f"{metrics['pixel_accuracy']:.4f}, boundary F {metrics['boundary_f']:.4f}",
             f"Segmentation into {len(classes)} classes, {run.evaluated_on}",
             {key: metrics[key] for key in ("miou", "pixel_accuracy", "boundary_f")},
             [
-                Section("Classes", per_class(evaluation)),
-                samples_section(run.folder, self.samples(run.first_batch), draw=run.draw),
-                figures_section(_figures(run, evaluation) if run.draw else []),
+                Section("Classes", per_class(evaluation, colours)),
+                _with_legend(samples_section(run.folder, self.samples(run.first_batch), draw=run.draw), colours),
+                _with_legend(figures_section(_figures(run, evaluation) if run.draw else []), colours),
             ],
         )
 
@@ -246,7 +249,17 @@ def _with_mask(image: np.ndarray, mask: np.ndarray, background: int | None) -> T
     return torch.from_numpy(overlay(image, mask, 0.6, background)).permute(2, 0, 1)
 
 
-def per_class(evaluation: SegmentEvaluation) -> list[Html]:
+def class_colours(classes: Sequence[str]) -> dict[str, str]:
+    """Return the colour of each class as `#rrggbb`."""
+    rows = palette(background_of(classes))
+    return {name: f"#{bytes(row).hex()}" for name, row in zip(classes, rows, strict=False)}
+
+
+def _with_legend(section: Section, colours: Mapping[str, str]) -> Section:
+    return Section(section.title, [*section.content, legend(colours)]) if section.content else section
+
+
+def per_class(evaluation: SegmentEvaluation, colours: Mapping[str, str]) -> list[Html]:
     """Return a table of per-class metrics, sorted by IoU, and a table of the most confused class pairs."""
     text = (
         "IoU: correctly predicted pixels of a class, as a fraction of all pixels that belong to the class or were "
@@ -255,7 +268,7 @@ def per_class(evaluation: SegmentEvaluation) -> list[Html]:
     )
     rows = [
         [
-            name(row.name),
+            inner(swatch(colours[row.name]), name(row.name)),
             f"{row.pixels:,}",
             inner(bar(row.iou or 0), tag("span", percent(row.iou))),
             percent(row.accuracy),
