@@ -232,9 +232,11 @@ def test_a_segmenter_shows_its_mask_and_a_legend(open_page: Any, site: str) -> N
     segments = sent(site, sample_image(), "masks")["segments"]
     assert expected == {one["label"]: f"{one['share'] * 100:.1f}%" for one in segments}
     expect(page.locator(".map-title")).to_have_text("mask")
+    expect(page.locator(".classes li")).to_have_text([one["label"] for one in segments])
     settled(page)
     masked = pixels(page)
     page.locator("[data-map=original]").click()
+    expect(page.locator(".classes")).to_be_hidden()
     expect(page.locator(".map-title")).to_have_text("original")
     assert pixels(page) != masked
 
