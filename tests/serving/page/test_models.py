@@ -9,6 +9,7 @@ from inspect_requests import array, as_given, erase, get, sample_image, weights_
 from live_server import Live
 from vitreous.data.image import decode
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
+from vitreous.inference.mask_images import hex_colours
 from vitreous.inference.predictor import SegmentPredictor
 
 
@@ -53,7 +54,7 @@ def test_a_segmenter_has_masks_and_its_encoder_attention(live: Live, models: dic
     for one in shown["segments"]:
         assert one["share"] == pytest.approx((ids == one["index"]).mean(), abs=1e-5)
         assert one["label"] == model.config.labels[one["index"]]
-        assert one["color"] == predictor.colours()[one["index"]]
+        assert one["color"] == hex_colours(model.config.labels)[one["index"]]
     reply = get(live, "masks", "attention/1", data)
     expected = model.encoder.attention(image)[1][0].detach().numpy()
     np.testing.assert_allclose(weights_of(reply, 3), expected, atol=expected.max() / 255)

@@ -157,7 +157,7 @@ def decode_for(models: Sequence[InspectedModel], data: bytes) -> DecodedImage:
     pixels = {id: fit(data, c.image_size, c.preprocessing, c.channels) for id, c in configs.items()}
     whole = {}
     for id, config in configs.items():
-        if config.task == "segment" and max(size) <= LONGEST * min(size):
+        if config.output_kind.per_pixel and max(size) <= LONGEST * min(size):
             covered = covering(size, config.image_size)
             whole[id] = resize(decode(data, config.channels), covered, config.preprocessing.interpolation)
     return DecodedImage(size, pixels, whole)
