@@ -4,7 +4,8 @@ All entries are timm's copies of the published weights (`model.safetensors` and 
 The Hub publishes the SHA-256 of each file, and every download is checked against it. This module does not import torch.
 
 Names: family, size and patch (`augreg-b16`), then `-reg` (registers), `-distilled`, `-384` (image size), `-in21k`
-(pre-trained on ImageNet-21k, not fine-tuned) or `-in21k-ft` (then fine-tuned on ImageNet-1k).
+(pre-trained on ImageNet-21k, not fine-tuned) or `-in21k-ft` (then fine-tuned on ImageNet-1k). Without an ending,
+DeiT-III was trained on ImageNet-1k alone; AugReg, ViT and BiT were fine-tuned on it after ImageNet-21k.
 """
 
 import re
@@ -141,6 +142,7 @@ CATALOG: dict[str, Pretrained] = {
 }  # fmt: skip
 
 
+LICENSES = {entry.repository: entry.license for entry in CATALOG.values()}  # for repositories without a model card
 # names by preset
 BY_PRESET: dict[str, list[str]] = {}
 for _name, _entry in CATALOG.items():
