@@ -191,3 +191,5 @@ def test_command_reports_stages_on_stderr(
     output = capsys.readouterr()
     assert [key in output.err for key in ("features", "linear classifier")] == [True, True]
     assert json.loads(output.out)["probe"] == "linear"
+    assert run(monkeypatch, checkpoint.parent / "missing", "--data", "digits") == 1
+    assert capsys.readouterr().err.startswith("vitreous: ")  # without an empty line before it

@@ -95,11 +95,11 @@ class ProgressDisplay:
         self.task: TaskID | None = None
 
     def __enter__(self) -> "ProgressDisplay":
-        self.bars.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.bars.stop()
+        if self.task is not None:
+            self.bars.stop()
 
     def show(self, stage: str, done: int, total: int) -> None:
         if not self.bars.console.is_terminal:
@@ -107,7 +107,9 @@ class ProgressDisplay:
                 print(f"{stage} ...", file=sys.stderr, flush=True)
             return
         if done == 0:
-            if self.task is not None:
+            if self.task is None:
+                self.bars.start()
+            else:
                 self.bars.remove_task(self.task)
             self.task = self.bars.add_task(stage, total=total)
         elif self.task is not None:
