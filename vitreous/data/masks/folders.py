@@ -102,7 +102,7 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
             notes.append(f"{pair.images} has no masks and is ignored")
             continue
         pngs = [path for path in masks if path.lower().endswith(".png")]
-        others += [path for path in masks if path not in set(pngs)]
+        others += [path for path in masks if not path.lower().endswith(".png")]
         mask_of = match(images, pngs, pair.images, folder)
         for path in images:
             key = key_of(path, pair.images)

@@ -186,8 +186,11 @@ def files_of(root: Path, pair: FolderPair) -> tuple[list[str], list[str]]:
 
 def _separated(files: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate images from masks by the endings of their names."""
-    masks = [path for path in files if os.path.splitext(path)[0].endswith(ENDINGS)]
-    return [path for path in files if path not in set(masks)], masks
+    images: list[str] = []
+    masks: list[str] = []
+    for path in files:
+        (masks if os.path.splitext(path)[0].endswith(ENDINGS) else images).append(path)
+    return images, masks
 
 
 def count(root: Path, pair: FolderPair) -> int:
