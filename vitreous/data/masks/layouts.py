@@ -146,7 +146,7 @@ def _find_beside(root: Path, folders: Sequence[str]) -> list[FolderPair]:
 def _are_beside(files: Sequence[str]) -> bool:
     """True if at least half of the files are an image or its mask."""
     images, masks = _separated(files)
-    return 0 < len(files) <= 4 * len(match(images, masks, "", ""))
+    return bool(masks) and len(files) <= 4 * len(match(images, masks, "", ""))
 
 
 def _suggest(root: Path, folders: Sequence[str]) -> str:
