@@ -2,14 +2,13 @@
 
 import ast
 import functools
+import importlib
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
-
-import vitreous
 
 ROOT = Path(__file__).parent.parent / "vitreous"
 
@@ -114,9 +113,28 @@ def test_help_does_not_import_torch(arguments: list[str]) -> None:
     assert not {"torch", "numpy", "jaxtyping", "transformers"} & modules
 
 
-def test_public_names_are_listed_once_for_mypy_and_once_for_imports() -> None:
-    """`vitreous/__init__.py` imports lazily from `_HOMES`; mypy reads the block under TYPE_CHECKING."""
-    tree = ast.walk(ast.parse((ROOT / "__init__.py").read_text()))
-    typed = {name.name: str(node.module) for node in tree if isinstance(node, ast.ImportFrom) for name in node.names}
-    assert {name: home for name, home in typed.items() if home.startswith("vitreous.")} == vitreous._HOMES
-    assert all(getattr(vitreous, name) for name in vitreous.__all__)
+FACES = [module for module, path in MODULES.items() if path.name == "__init__.py"]
+
+
+@pytest.mark.parametrize("face", [face for face in FACES if "_HOMES" in MODULES[face].read_text()])
+def test_lazy_names_are_listed_once_for_mypy_and_once_for_imports(face: str) -> None:
+    """The package imports lazily from `_HOMES`; mypy reads the block under TYPE_CHECKING."""
+    tree = ast.parse(MODULES[face].read_text())
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {
+        name.name: node.module for node in blocks[0].body if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    module = importlib.import_module(face)
+    assert typed == module._HOMES
+    assert set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match=f"{face}.*nonsense"):
+        getattr(module, "nonsense")  # noqa: B009
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_packages_describe_themselves_and_export_existing_names(face: str) -> None:
+    module = importlib.import_module(face)
+    assert module.__doc__
+    for name in getattr(module, "__all__", ()):
+        assert f"{face}.{name}" not in MODULES, "a module hides the name as soon as it is imported"
+        assert getattr(module, name) is not None

@@ -1,20 +1,31 @@
 """Vitreous: a Vision Transformer you can see through.
 
-Names are imported on first use to keep `import vitreous` and `vitreous --help` fast.
+The functions (`create`, `load`, `train`, ...), the types of their arguments and results, and the models. Names are
+imported on first use to keep `import vitreous` and `vitreous --help` fast.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vitreous.common.lazy_names import lazy_names
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics
+    from vitreous.evaluation.evaluate_model import Metrics as Metrics
+    from vitreous.evaluation.evaluate_model import SegmentationMetrics as SegmentationMetrics
     from vitreous.evaluation.evaluate_model import evaluate as evaluate
+    from vitreous.evaluation.probe import ProbeMetrics as ProbeMetrics
     from vitreous.explanation.explain import explain as explain
     from vitreous.explanation.result import Explanation as Explanation
+    from vitreous.inference.engine import Embedding as Embedding
+    from vitreous.inference.engine import Prediction as Prediction
+    from vitreous.inference.predict_images import Embeddings as Embeddings
+    from vitreous.inference.predict_images import Results as Results
     from vitreous.inference.predict_images import embed as embed
     from vitreous.inference.predict_images import predict as predict
     from vitreous.inference.predictor import Predictor as Predictor
+    from vitreous.inference.predictor import Segmentation as Segmentation
     from vitreous.inference.predictor import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
     from vitreous.model.config import ResNetConfig as ResNetConfig
@@ -38,21 +49,30 @@ if TYPE_CHECKING:
 _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
+    "ClassificationMetrics": "vitreous.evaluation.evaluate_model",
     "Conversion": "vitreous.weights.convert",
     "convert": "vitreous.weights.convert",
     "create": "vitreous.weights.create",
     "embed": "vitreous.inference.predict_images",
+    "Embedding": "vitreous.inference.engine",
+    "Embeddings": "vitreous.inference.predict_images",
     "evaluate": "vitreous.evaluation.evaluate_model",
     "explain": "vitreous.explanation.explain",
     "Explanation": "vitreous.explanation.result",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
+    "Metrics": "vitreous.evaluation.evaluate_model",
     "predict": "vitreous.inference.predict_images",
+    "Prediction": "vitreous.inference.engine",
     "Predictor": "vitreous.inference.predictor",
+    "ProbeMetrics": "vitreous.evaluation.probe",
     "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",
+    "Results": "vitreous.inference.predict_images",
     "Run": "vitreous.training.run",
     "save": "vitreous.weights.load",
+    "Segmentation": "vitreous.inference.predictor",
+    "SegmentationMetrics": "vitreous.evaluation.evaluate_model",
     "Segmenter": "vitreous.model.segmenter",
     "SegmenterConfig": "vitreous.model.config",
     "SegmentPredictor": "vitreous.inference.predictor",
@@ -63,13 +83,5 @@ _HOMES = {
     "ViTConfig": "vitreous.model.config",
 }
 __all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vitreous' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+if not TYPE_CHECKING:  # mypy would accept any name
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from command_line import CommandLine
 from images import encoded, smooth
 from vitreous.cli.data import data
 
@@ -38,6 +39,13 @@ def test_exit_code_is_one_with_problems_and_zero_without(pets: Path, capsys: pyt
     assert "unreadable: train/dog/0.png" in out
     assert "new/[red].png" in out
     assert (pets.parent / "new" / "[red].png").is_file()
+
+
+def test_an_empty_class_folder_is_a_problem(pets: Path, command: CommandLine) -> None:
+    (pets / "train" / "cow").mkdir()
+    done = command("data", "check", pets)
+    assert done.returncode == 1
+    assert "no problems" not in done.stdout
 
 
 def test_json(pets: Path, capsys: pytest.CaptureFixture[str]) -> None:

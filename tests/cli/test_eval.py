@@ -1,4 +1,4 @@
-"""The flags of `eval`, `predict` and `embed` are the arguments of the public functions."""
+"""`vitreous eval`; the flags of `eval`, `predict` and `embed` are the arguments of the public functions."""
 
 import inspect
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 import vitreous
+from command_line import CommandLine
 from vitreous.cli.embed import embed
 from vitreous.cli.eval import evaluate
 from vitreous.cli.predict import predict
@@ -26,3 +27,21 @@ def test_flags_are_the_arguments_of_the_function(
     assert set(flags) - {"checkpoint"} - output == set(arguments) - {"model"}
     for name in set(arguments) - {"model", "image_size"}:
         assert flags[name].default == arguments[name].default, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["nowhere", "--data", "digits"], 1, "there is no checkpoint nowhere"),
+        (["x", "--data", "digits", "--cache", "y"], 2, "cache is y, but it only has an effect with"),
+        (["x", "--data", "digits", "--probe", "linear", "--shots", "5"], 2, "effect with --probe fewshot"),
+        (["x", "--data", "digits", "--probe", "fewshot", "--neighbours", "5"], 2, "effect with --probe knn"),
+        (["x", "--data", "digits", "--probe", "knn", "--ignore", "sky"], 2, "omitted with --probe"),
+    ],
+)
+def test_invalid_arguments_exit_with_a_reason(
+    command: CommandLine, arguments: list[str], status: int, message: str
+) -> None:
+    done = command("eval", *arguments)
+    assert done.returncode == status
+    assert message in " ".join(done.stderr.split())

@@ -185,11 +185,6 @@ def test_masks_beside_images_are_not_predicted(
     assert len((tmp_path / "vectors.jsonl").read_text().splitlines()) == 3
 
 
-def test_missing_images_are_named_before_loading(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nothing\.jpg"):
-        predict(tmp_path / "nowhere", str(tmp_path / "nothing.jpg"))
-
-
 def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command in a process and capture its output."""
     words = [sys.executable, "-m", "vitreous", *map(str, arguments)]
@@ -244,6 +239,22 @@ def test_invalid_arguments_are_rejected(
     run = command("predict", model, images / "0.png", *words)
     assert (run.returncode, run.stderr.count("\n")) == (2, 1)
     assert message in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["nowhere", "nothing.jpg"], 1, "nothing.jpg"),
+        (["nowhere", "--image-size", "64", "48", "nothing.jpg"], 1, "nothing.jpg"),
+        (["nowhere", "nothing.jpg", "--image-size", "big"], 2, "--image-size"),
+    ],
+)
+def test_missing_images_and_malformed_flags_are_rejected(
+    command: CommandLine, arguments: list[str], status: int, message: str
+) -> None:
+    done = command("predict", *arguments)
+    assert done.returncode == status
+    assert message in " ".join(done.stderr.split())
 
 
 def test_no_images_is_an_error(model: Path, command: CommandLine) -> None:

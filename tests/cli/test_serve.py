@@ -97,9 +97,9 @@ def test_a_model_too_large_for_this_machine_is_rejected(tmp_path: Path, monkeypa
     monkeypatch.setattr(capacity, "total_memory", lambda device: 10**12)  # enough for one image
     with pytest.raises(ValueError, match="small takes images of 16384 x 16384 pixels, and a batch of 4096 needs"):
         run_server([tmp_path / "small"], Settings(port=0, max_batch=4096), device="cpu")
-    [served] = load_models([tmp_path / "small"], device="cpu")
+    [served] = load_models([tmp_path / "small"], device="cpu", max_batch=1)
     with pytest.raises(ValueError, match="longer than the timeout"):
-        check_capacity(served, max_batch=1, timeout=0.1)
+        check_capacity(served, timeout=0.1)
 
 
 def test_a_checkpoint_may_be_overwritten_while_it_is_served(checkpoint: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import socket
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -62,6 +63,18 @@ def finish(config: TrainConfig, **how: Any) -> int | None:
     process.join(300)
     assert not process.is_alive(), "the run did not finish in five minutes"
     return process.exitcode
+
+
+def finish_in_two(config: TrainConfig, **how: Any) -> None:
+    """Wait for a run in two processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    base = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [start(config, world=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **how) for rank in range(2)]
+    for process in ranks:
+        process.join(300)
+    assert [process.exitcode for process in ranks] == [0, 0]
 
 
 def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, world: Any) -> None:

@@ -322,6 +322,21 @@ def test_a_source_and_its_batches_give_the_same_metrics(flip: bool) -> None:
     assert torch.equal(by_image.best[by_image.readable], by_batch.best[by_batch.readable])
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_joined_processes_equal_one_predictor(ranks: int) -> None:
+    """Exactly, because each process computes whole batches; with five processes, two have none."""
+    predictor = Predictor(random_model("class token"), "cpu", batch_size=4)
+    images = np.random.default_rng(0).integers(0, 256, (11, 30, 40, 3), dtype=np.uint8)
+    source = WithMissingFile(images, np.arange(11) % 7, NAMES, "set")
+    alone = classify_source(predictor, source, NAMES)
+    parts = [classify_source(predictor, source, NAMES, rank, ranks) for rank in range(ranks)]
+    assert sum(len(part.labels) for part in parts) == 11
+    joined = Evaluation.join(parts)
+    assert joined.problems == alone.problems
+    assert joined.metrics() == alone.metrics()
+    assert torch.equal(joined.losses, alone.losses)
+
+
 def test_scores_that_are_not_numbers_are_an_error() -> None:
     model = random_model("class token")
     nn.init.constant_(model.head.bias, torch.nan)  # type: ignore[arg-type]

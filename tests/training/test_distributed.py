@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from train_runs import SERVER
 from vitreous.model.build import build_vit
@@ -29,6 +30,7 @@ def learn(optimizer: Any, parallel: Any, here: World) -> dict[str, Tensor]:
         ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=16, depth=2, num_heads=2, mlp_width=16, num_classes=3)
     ).double()  # the gradient of a key's bias is zero but for rounding, which AdamW would make large
     wrapped = parallelise(model, here, parallel)
+    assert all(isinstance(block, FSDPModule) == (here.many and parallel == "fsdp") for block in model.blocks)
     optimizers = build_optimizers(model, Optim(optimizer=optimizer, lr=1e-2, layer_decay=0.8), model)
     optimizers.create_state()
     optimizers.set_rate(1.0)

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import random
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from native_models import load_state
-from train_runs import finish, start, tiny
+from train_runs import finish, finish_in_two, start, tiny
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
@@ -88,24 +87,12 @@ def test_killed_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> 
     assert json.loads((last / "progress.json").read_text())["step"] > 0
 
 
-def two(config: Any, **how: Any) -> None:
-    """The same run in two processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    base = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [start(config, world=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **how) for rank in range(2)]
-    for process in ranks:
-        process.join(300)
-    assert [process.exitcode for process in ranks] == [0, 0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_have_the_losses_of_one(parallel: str, tmp_path: Path) -> None:
     calm = {"dropout": 0.0, "stochastic_depth": 0.0, "steps": 12, "parallel": parallel}  # each process drops its own
     assert finish(tiny(tmp_path / "one", **calm)) == 0
-    two(tiny(tmp_path / "two", **calm))
+    finish_in_two(tiny(tmp_path / "two", **calm))
     rows = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("one", "two")]
     assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-4)
     assert rows[0]["val_loss"] == pytest.approx(rows[1]["val_loss"], rel=1e-3)
@@ -117,7 +104,7 @@ def test_two_processes_have_the_losses_of_one(parallel: str, tmp_path: Path) -> 
 def test_saved_by_two_resumed_by_one_and_by_two(parallel: str, tmp_path: Path) -> None:
     calm = {"dropout": 0.0, "stochastic_depth": 0.0, "parallel": parallel}
     for name in ("by-one", "by-two"):
-        two(tiny(tmp_path / name, steps=11, **calm))
+        finish_in_two(tiny(tmp_path / name, steps=11, **calm))
         (tmp_path / name / "config.json").write_text(
             (tmp_path / name / "config.json").read_text().replace('"steps": 11', '"steps": 22')
         )
@@ -125,7 +112,7 @@ def test_saved_by_two_resumed_by_one_and_by_two(parallel: str, tmp_path: Path) -
     saved = {path.relative_to(last).as_posix() for path in last.rglob("*") if path.is_file()}
     assert saved - json.loads((last / "checksums.json").read_text()).keys() == {"checksums.json", "README.md"}
     assert finish(tiny(tmp_path / "by-one", resume=True, steps=22, **calm)) == 0
-    two(tiny(tmp_path / "by-two", resume=True, steps=22, **calm))
+    finish_in_two(tiny(tmp_path / "by-two", resume=True, steps=22, **calm))
     losses = []
     for name in ("by-one", "by-two"):
         rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
@@ -149,7 +136,7 @@ def test_run_from_a_foreign_checkpoint_is_resumed_and_parallel(parallel: str, tm
     assert finish(tiny(tmp_path / "again", **calm), die_after=5) == -signal.SIGKILL
     assert finish(tiny(tmp_path / "again", **calm, resume=True)) == 0
     assert same(weights(tmp_path / "again"), weights(tmp_path / "one"))
-    two(tiny(tmp_path / "two", **calm))
+    finish_in_two(tiny(tmp_path / "two", **calm))
     rows = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("one", "two")]
     assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-4)
     assert rows[0]["val_loss"] == pytest.approx(rows[1]["val_loss"], rel=1e-3)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from vitreous.training import Augment, Distillation, Optim, TrainConfig
 from vitreous.training import run as loop
 from vitreous.training import run as training
 from vitreous.training.checkpoint import read_progress
+from vitreous.training.distributed import World
 from vitreous.training.optim import rate_fraction
-from vitreous.training.run import train
+from vitreous.training.run import Interrupted, train
 from vitreous.training.run_folder import read_config, resumed_config
 from vitreous.weights.load import load
 
@@ -129,6 +131,15 @@ def test_keep_limits_the_number_of_earlier_checkpoints(tmp_path: Path) -> None:
     assert largest_difference(tmp_path / "run" / kept[1], tmp_path / "run" / "last") == 0
     assert largest_difference(tmp_path / "run" / kept[0], tmp_path / "run" / "last") > 0
     assert json.loads((tmp_path / "run" / kept[0] / "progress.json").read_text())["step"] == 44
+
+
+def test_every_process_reports_the_signal_that_only_one_received(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "max", lambda self, number: max(number, signal.SIGTERM))  # received by another process
+    with pytest.raises(Interrupted) as stop:
+        train(tiny(tmp_path / "run"))
+    assert stop.value.signal_number == signal.SIGTERM
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch
 import vitreous
 from foreign_models import written
 from vitreous.weights import load
+from vitreous.weights.formats import detect_format
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.load import open_checkpoint
 
@@ -19,9 +20,25 @@ CASES = ["vitreous", "timm", "timm, a pickle", "google", "paddle"]
 def test_file_is_read_once_for_config_and_model(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, reads, read_file = written(case, tmp_path), [], load.read_file
     monkeypatch.setattr(load, "read_file", lambda file, lazy: reads.append(lazy) or read_file(file, lazy))
+    probes, identify = [], load.identify
+    monkeypatch.setattr(load, "identify", lambda *given: probes.append(given) or identify(*given))
     source = open_checkpoint(path)
     assert source.describe().config == source.model().config
     assert reads == ([] if case == "vitreous" else [True, False])
+    assert len(probes) == (case != "vitreous")
+
+
+def test_model_under_a_prefix_is_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = load.find_tensors(written("timm, a pickle", tmp_path)).tensors
+    lightning = {f"net.vit.{name}": tensor for name, tensor in tensors.items()} | {"loss.scale": torch.zeros(1)}
+    torch.save({"state_dict": lightning}, tmp_path / "last.ckpt")
+    searches, search = [], detect_format._search_prefixes
+    monkeypatch.setattr(detect_format, "_search_prefixes", lambda state: searches.append(state) or search(state))
+    source = open_checkpoint(tmp_path / "last.ckpt")
+    description = source.describe()
+    assert description.provenance["left_out"] == ["loss.scale"]
+    assert source.model().provenance == description.provenance
+    assert len(searches) == 1
 
 
 def test_describe_does_not_read_npz_data(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import vitreous
-from vitreous.cli.convert import convert as convert_command
+from foreign_models import written
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
@@ -43,44 +43,32 @@ def test_difference_appears_at_its_stage(small: ViTConfig) -> None:
     assert by_stage["logits"].largest > 0
 
 
-def test_lossless_convert_reports_no_losses(
-    small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lossless_convert_reports_no_losses(small: ViTConfig, tmp_path: Path) -> None:
     config = dataclasses.replace(small, mlp=Gelu("erf"))
     vitreous.save(perturbed(config), tmp_path / "saved")
     result = convert(tmp_path / "saved", tmp_path / "foreign", to="timm")
     assert result.path == tmp_path / "foreign"
     assert all(one.largest == 0 for one in result.differences)
     assert len(result.differences) == config.depth + 4
-    convert_command(str(tmp_path / "saved"), tmp_path / "foreign", to="timm", check=True)
-    printed = capsys.readouterr().out
-    assert "wrote" in printed
-    assert "logits" in printed
 
 
-def test_convert_reports_assumptions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = vitreous.create("ViT-Ti/16", num_classes=3, image_size=32, overrides={"depth": 1, "mlp": Gelu("erf")})
-    vitreous.save(model, tmp_path / "x.safetensors", format="timm")
-    convert_command(str(tmp_path / "x.safetensors"), tmp_path / "back", to="vitreous")
-    assert "assumed: num_heads" in capsys.readouterr().out
-    assert "num_heads: 64 dimensions per head" in (tmp_path / "back" / "config.json").read_text()
+@pytest.mark.parametrize("case", ["vitreous, ResNet", "vitreous, linear segmenter", "vitreous, mask segmenter"])
+def test_every_model_family_is_compared(case: str, tmp_path: Path) -> None:
+    result = convert(written(case, tmp_path), tmp_path / "copy", to="vitreous")
+    assert {"features", "logits"} <= {one.stage for one in result.differences}
+    assert all(one.largest == 0 and one.scale > 0 for one in result.differences)
+    assert result.not_kept == []
+    with pytest.raises(UnsupportedByFormat, match=r"'timm' can only hold a plain ViT.*vitreous"):
+        convert(tmp_path / "copy", tmp_path / "foreign", to="timm")
 
 
-def test_convert_reports_fields_the_format_does_not_keep(
-    small: ViTConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_keeps_labels_preprocessing_and_interpolation(small: ViTConfig, tmp_path: Path) -> None:
     square = dataclasses.replace(small, image_size=(32, 32), mlp=Gelu("erf"), preprocessing=IMAGENET)
     config = dataclasses.replace(
         square, num_classes=2, labels=("[/cat]", "dog"), position=Learned1d(interpolation="timm")
     )
     vitreous.save(perturbed(config), tmp_path / "saved")
     assert convert(tmp_path / "saved", tmp_path / "foreign", to="timm").not_kept == []
-    convert_command(str(tmp_path / "saved"), tmp_path / "x[red].pth", to="torchvision")
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "x[red].pth" in printed
-    assert "not preserved: labels: ('[/cat]', 'dog') is read as ()" in printed
-    assert "not preserved: preprocessing" in printed
-    assert "not preserved: num_heads (pass num_heads=4 when loading)" in printed
 
 
 def test_different_computation_requires_lossy(small: ViTConfig, tmp_path: Path) -> None:

@@ -67,8 +67,6 @@ def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None
     print_lines("differs", conversion.losses)
     print_lines("note", conversion.remarks)
     print_lines("not preserved", conversion.not_kept)
-    if not conversion.differences:
-        return
     last = conversion.differences[-1]
     console.print(f"verified: outputs differ by at most {last.largest:.2e} (largest output {last.scale:.3g})")
     if stages:

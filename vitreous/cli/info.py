@@ -11,7 +11,7 @@ from vitreous.cli import ImageSize
 from vitreous.common.checks import BadValue, as_size, fail, suggestion
 from vitreous.common.codec import to_dict
 from vitreous.common.text import console, plural
-from vitreous.weights.catalog import CATALOG, Pretrained
+from vitreous.weights.catalog import CATALOG, HUB_PREFIX, Pretrained
 
 if TYPE_CHECKING:
     from vitreous.model.base_config import ModelConfig
@@ -121,7 +121,7 @@ def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tu
     """Return the config and provenance of a preset or checkpoint without reading its weights."""
     from vitreous.model.presets import PRESETS, configure
 
-    if name not in PRESETS and (name.startswith("hf-hub:") or Path(name).exists()):
+    if name not in PRESETS and (name.startswith(HUB_PREFIX) or Path(name).exists()):
         from vitreous.weights.load import open_checkpoint
 
         described = open_checkpoint(name).describe()

@@ -10,12 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitreous.common.text import clean, json_text, one_line, plural, printable
 from vitreous.common.text import console as standard_output
-from vitreous.common.text import json_text, one_line, plural, printable
-from vitreous.inference.engine import Prediction
-from vitreous.inference.predict_images import Embeddings, Results
-from vitreous.inference.prediction_files import MaskFolder, as_dict, clean, write
-from vitreous.inference.predictor import Predictor, Segmentation, SegmentPredictor
+from vitreous.inference import Embeddings, Prediction, Predictor, Results, Segmentation, SegmentPredictor
+from vitreous.inference.prediction_files import MaskFolder, as_dict, write
 
 ROWS = 1024  # rows that are printed as one table, with the same column widths
 SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed
@@ -70,31 +68,13 @@ def _output_masks(results: Results[Segmentation], predictor: SegmentPredictor, a
         if folder is not None:
             folder.write(result)
         if as_json:
-            print(json_text(_mask_record(predictor, result)), flush=True)
+            print(json_text(as_dict(result)), flush=True)
         elif result.error is not None:
             console.print(f"{one_line(result.name)}: {result.error}")
         else:
-            pairs = _fractions(predictor, result)
-            shown = [f"{label} {fraction:.1%}" for label, fraction in pairs if fraction >= SHOWN]
+            pairs = result.largest_classes()
+            shown = [f"{result.labels[i]} {fraction:.1%}" for i, fraction in pairs if fraction >= SHOWN]
             console.print(f"{one_line(result.name)}: {', '.join(shown)}")
-
-
-def _mask_record(predictor: SegmentPredictor, result: Segmentation) -> dict[str, Any]:
-    if result.mask is None:
-        return {"path": clean(result.name), "error": clean(result.error or "")}
-    pairs = _fractions(predictor, result)
-    return {
-        "path": clean(result.name),
-        "height": result.mask.shape[0],
-        "width": result.mask.shape[1],
-        "classes": [{"label": clean(label), "share": fraction} for label, fraction in pairs if fraction],
-    }
-
-
-def _fractions(predictor: SegmentPredictor, result: Segmentation) -> list[tuple[str, float]]:
-    """Return each class and the fraction of the image it covers, largest first."""
-    pairs = zip(predictor.labels, result.fractions(predictor.config.num_classes), strict=True)
-    return sorted(pairs, key=lambda pair: -pair[1])
 
 
 def _print_summary(results: Results[Any], out: Path | None) -> None:

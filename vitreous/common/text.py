@@ -22,6 +22,11 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else _escaped(text, JOINERS)
 
 
+def clean(text: str) -> str:
+    """Replace invalid Unicode, such as undecodable bytes in file names, with question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def single_spaced(text: str, length: int | None = None) -> str:
     r"""Replace runs of control characters and whitespace with one space, and truncate to `length`.
 

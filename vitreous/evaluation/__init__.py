@@ -4,8 +4,7 @@ Images are processed as in prediction (`vitreous.inference`). Probes are trained
 probe.py implements k-NN; linear.py implements ridge regression, linear probes and few-shot probes. Nothing is printed.
 """
 
-from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics
-from vitreous.evaluation.evaluate_model import Metrics as Metrics
-from vitreous.evaluation.evaluate_model import SegmentationMetrics as SegmentationMetrics
-from vitreous.evaluation.evaluate_model import evaluate as evaluate
-from vitreous.evaluation.probe import ProbeMetrics as ProbeMetrics
+from vitreous.evaluation.evaluate_model import ClassificationMetrics, Metrics, SegmentationMetrics, evaluate
+from vitreous.evaluation.probe import ProbeMetrics
+
+__all__ = ["ClassificationMetrics", "Metrics", "ProbeMetrics", "SegmentationMetrics", "evaluate"]

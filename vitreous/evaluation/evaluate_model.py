@@ -5,26 +5,29 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from vitreous.common.checks import BadValue, fail
-from vitreous.data.open import open_data, open_masked
-from vitreous.data.sources.base import DataSet, Source
+from vitreous.data import DataSet, Source, open_data, open_masked
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
-from vitreous.inference.engine import Precision
-from vitreous.inference.predict_images import open_encoder, open_model
-from vitreous.inference.predictor import FeatureKind, Predictor, SegmentPredictor
-from vitreous.model.protocol import Model
-from vitreous.tasks.classification_metrics import Evaluation, classify_source
-from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_source
+from vitreous.inference import FeatureKind, Precision, Predictor, open_encoder, open_model, predictor_for
+from vitreous.model.base_config import Task
+from vitreous.model.protocol import Model, ModelConfig
+from vitreous.tasks import Evaluation, SegmentEvaluation, classify_source, segment_source
+from vitreous.tasks.base import EVALUATION_BATCH
 from vitreous.weights.native import provenance_of
 
 
 @dataclass(frozen=True)
 class _ModelMetrics:
-    """Metrics of a classifier or segmenter. `evaluation` contains per-class metrics and mistakes."""
+    """Metrics of a model for one task. `evaluation` contains per-class metrics and mistakes.
+
+    Subclasses add a field for each metric, and say which data they need and how to evaluate a predictor on it.
+    """
+
+    task: ClassVar[Task]
 
     evaluation: Evaluation | SegmentEvaluation
     count: int
@@ -33,6 +36,16 @@ class _ModelMetrics:
     seconds: float
     doubt: str  # warning if the model may have been trained on some of these images, otherwise empty
     images_per_second: float
+
+    @classmethod
+    def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
+        """Open the data, and raise if the classes of the model differ from it."""
+        raise NotImplementedError
+
+    @classmethod
+    def evaluate(cls, predictor: Any, data: DataSet, source: Source) -> Any:
+        """Return the `evaluation` of a split."""
+        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metrics with the keys of metrics.json, plus `per_class`, `confusion` and `unreadable_files`."""
@@ -52,23 +65,50 @@ class _ModelMetrics:
 class ClassificationMetrics(_ModelMetrics):
     """Metrics of a classifier."""
 
+    task = "classify"
     evaluation: Evaluation
     top1: float
     top5: float
     loss: float
     ece: float
 
+    @classmethod
+    def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
+        if ignore:
+            fail("ignore", " ".join(ignore), "omitted for a classifier (it only applies to segmenters)")
+        data = open_data(spec, **where)
+        if config.num_classes != len(data.classes) or config.labels not in ((), data.classes):
+            own = f"the classes {_few(config.labels)}" if config.labels else f"{config.num_classes} unnamed classes"
+            raise ValueError(f"the model was trained on {own}, but the classes of {data.name} are {_few(data.classes)}")
+        return data
+
+    @classmethod
+    def evaluate(cls, predictor: Any, data: DataSet, source: Source) -> Evaluation:
+        return classify_source(predictor, source, data.classes)
+
 
 @dataclass(frozen=True)
 class SegmentationMetrics(_ModelMetrics):
     """Metrics of a segmenter at full image size."""
 
+    task = "segment"
     evaluation: SegmentEvaluation
     miou: float
     pixel_accuracy: float
     boundary_f: float
 
+    @classmethod
+    def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
+        data = open_masked(spec, **where, ignore=tuple(ignore), order=config.labels)
+        check_classes(config.labels, config.num_classes, data.mask_classes, data.name)
+        return data
 
+    @classmethod
+    def evaluate(cls, predictor: Any, data: DataSet, source: Source) -> SegmentEvaluation:
+        return segment_source(predictor, source, data.mask_classes)
+
+
+METRICS: tuple[type[ClassificationMetrics | SegmentationMetrics], ...] = (ClassificationMetrics, SegmentationMetrics)
 Metrics = ClassificationMetrics | SegmentationMetrics | ProbeMetrics
 
 
@@ -81,7 +121,7 @@ def evaluate(
     data_root: str | os.PathLike[str] | None = None,
     val_fraction: float = 0.2,
     seed: int = 0,
-    batch_size: int = 64,
+    batch_size: int = EVALUATION_BATCH,
     device: str | torch.device | None = "auto",
     precision: Precision = "fp32",
     workers: int = 2,
@@ -120,19 +160,11 @@ def evaluate(
     >>> metrics.split, metrics.count, metrics.to_dict()["top1"] == metrics.top1
     ('val', 359, True)
     """
-    _check_used(probe is not None, "with --probe", features=(features, "pooled"), cache=(cache, None))
-    _check_used(probe == "knn", "with --probe knn", neighbours=(tuple(neighbours), (20,)))
-    _check_used(probe == "fewshot", "with --probe fewshot", shots=(tuple(shots), ()))
-    _check_used(probe is None, "for a classifier without --probe", decode=(decode, "exact"))
+    _check_options(probe, features, cache, neighbours, shots, decode, split, ignore)
     spec, root = os.fspath(data), None if data_root is None else Path(data_root)
     opening: dict[str, Any] = {"root": root, "val_fraction": val_fraction, "seed": seed}
     running: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "workers": workers}
     if probe is not None:
-        if ignore:
-            fail("ignore", " ".join(ignore), "omitted with --probe (it only applies to segmenters)")
-        check_options(probe, features, neighbours, shots)
-        if split == "train":
-            fail("split", split, "'val' or 'test' for a probe, which is trained on 'train'")
         found = open_data(spec, **opening)
         name, source = choose_split(found, split)
         predictor = Predictor(open_encoder(model, image_size), device, **running)
@@ -142,42 +174,40 @@ def evaluate(
             neighbours=neighbours, shots=shots, seed=seed,
         )  # fmt: skip
     model = open_model(model, image_size)
-    if model.config.task == "segment":
-        _check_used(False, "for a classifier", decode=(decode, "exact"))
-        found = open_masked(spec, **opening, ignore=tuple(ignore), order=model.config.labels)
-        return _evaluate_segmenter(SegmentPredictor(model, device, **running), found, split, val_fraction, seed)
-    if ignore:
-        fail("ignore", " ".join(ignore), "omitted for a classifier (it only applies to segmenters)")
-    if not model.config.num_classes:
+    kind = next((kind for kind in METRICS if kind.task == model.config.task), None)
+    if kind is None:
         raise ValueError("the model has no head: use --probe knn, linear or fewshot to evaluate its features")
-    found = open_data(spec, **opening)
-    return _evaluate_classifier(Predictor(model, device, decode=decode, **running), found, split, val_fraction, seed)
-
-
-def _evaluate_segmenter(
-    predictor: SegmentPredictor, data: DataSet, split: str | None, val_fraction: float, seed: int
-) -> SegmentationMetrics:
-    config = predictor.model.config
-    name, source = choose_split(data, split)
-    check_classes(config.labels, config.num_classes, data.mask_classes, data.name)
+    runner = predictor_for(model, device, decode=decode, **running)
+    found = kind.open_data(model.config, spec, ignore, **opening)
+    name, source = choose_split(found, split)
     started = time.perf_counter()
-    masks = segment_source(predictor, source, data.mask_classes)
-    about = _about(predictor.model, data, name, len(source), started, val_fraction, seed)
-    return SegmentationMetrics(**masks.metrics(), evaluation=masks, **about)
+    evaluation: Any = kind.evaluate(runner, found, source)
+    about = _about(model, found, name, len(source), started, val_fraction, seed)
+    return kind(**evaluation.metrics(), evaluation=evaluation, **about)
 
 
-def _evaluate_classifier(
-    predictor: Predictor, data: DataSet, split: str | None, val_fraction: float, seed: int
-) -> ClassificationMetrics:
-    config = predictor.model.config
-    name, source = choose_split(data, split)
-    if config.num_classes != len(data.classes) or config.labels not in ((), data.classes):
-        trained = f"the classes {_few(config.labels)}" if config.labels else f"{config.num_classes} unnamed classes"
-        raise ValueError(f"the model was trained on {trained}, but the classes of {data.name} are {_few(data.classes)}")
-    started = time.perf_counter()
-    evaluation = classify_source(predictor, source, data.classes)
-    about = _about(predictor.model, data, name, len(source), started, val_fraction, seed)
-    return ClassificationMetrics(**evaluation.metrics(), evaluation=evaluation, **about)
+def _check_options(
+    probe: Probe | None,
+    features: FeatureKind,
+    cache: str | os.PathLike[str] | None,
+    neighbours: Sequence[int],
+    shots: Sequence[int],
+    decode: str,
+    split: str | None,
+    ignore: Sequence[str],
+) -> None:
+    """Check the options that depend on the probe, before anything is opened."""
+    _check_used(probe is not None, "with --probe", features=(features, "pooled"), cache=(cache, None))
+    _check_used(probe == "knn", "with --probe knn", neighbours=(tuple(neighbours), (20,)))
+    _check_used(probe == "fewshot", "with --probe fewshot", shots=(tuple(shots), ()))
+    _check_used(probe is None, "for a classifier without --probe", decode=(decode, "exact"))
+    if probe is None:
+        return
+    if ignore:
+        fail("ignore", " ".join(ignore), "omitted with --probe (it only applies to segmenters)")
+    check_options(probe, features, neighbours, shots)
+    if split == "train":
+        fail("split", split, "'val' or 'test' for a probe, which is trained on 'train'")
 
 
 def _check_used(used: bool, use: str, **options: tuple[object, object]) -> None:

@@ -26,11 +26,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.common.checks import check_choice, check_whole
+from vitreous.common.text import clean
 from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
 from vitreous.inference.device import check_memory, choose_device, choose_dtype, placed
+from vitreous.model.base_config import Task
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
 from vitreous.model.protocol import Model, ModelConfig
@@ -47,6 +49,14 @@ class Prediction:
     predictions: tuple[Label, ...] = ()
     error: str | None = None
 
+    def record(self) -> dict[str, Any]:
+        """Return the JSON object without the path."""
+        return {"predictions": [{**vars(label), "label": clean(label.label)} for label in self.predictions]}
+
+    def cells(self) -> list[Any]:
+        """Return the cells of a CSV row between the path and the error."""
+        return [cell for label in self.predictions for cell in (clean(label.label), label.probability)]
+
 
 @dataclass(frozen=True)
 class Embedding:
@@ -55,6 +65,12 @@ class Embedding:
     name: str
     vector: Tensor | None = None  # [d], float32, on the CPU
     error: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {"embedding": self.cells()}
+
+    def cells(self) -> list[Any]:
+        return [] if self.vector is None else self.vector.tolist()
 
 
 class Throughput(NamedTuple):
@@ -94,8 +110,10 @@ class Engine(ABC):
     """Runs a model on a device and decodes images for it in threads. Subclasses define decoding and outputs."""
 
     model: Any  # a `Model`, possibly wrapped by torch.compile
-    tasks: tuple[str, ...]  # supported model tasks
+    tasks: tuple[Task, ...]  # supported model tasks
     takes: str  # description of supported models
+    options: frozenset[str] = frozenset()  # arguments of `predictor_for` that only some predictors support
+    max_serving_batch: int | None = None  # maximum batch size in the server; None for no limit
     max_pixels: int | None = None  # maximum number of decoded values to prefetch or batch; None for no limit
 
     def __init__(
@@ -117,6 +135,10 @@ class Engine(ABC):
         self.model, self.config = placed(model, self.device, self.dtype), config
         self.batch_size, self.workers, self.labels = batch_size, workers, class_names(config)
         self.throughput = Throughput(0, 0.0)
+
+    @abstractmethod
+    def answers(self) -> dict[Task, Callable[[Images], Iterator[Any]]]:
+        """Return, for each task that the model supports, a method that yields one result per image."""
 
     @abstractmethod
     def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:

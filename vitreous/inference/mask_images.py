@@ -34,6 +34,11 @@ def palette(background: int | None = None) -> UInt8[np.ndarray, "256 3"]:
     return colours
 
 
+def hex_colours(classes: Sequence[str]) -> list[str]:
+    """Return the colour of each class as `#rrggbb`."""
+    return [f"#{bytes(row).hex()}" for row in palette(background_of(classes))[: len(classes)]]
+
+
 def write_mask(
     classes: UInt8[np.ndarray, "h w"],
     path: str | os.PathLike[str],

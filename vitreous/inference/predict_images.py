@@ -12,18 +12,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.common.checks import BadValue, fail, path_suggestion
+from vitreous.common.checks import BadValue, path_suggestion
 from vitreous.common.text import plural
 from vitreous.data.sources.base import EXTENSIONS, is_image_file, split_name
 from vitreous.data.sources.folders import MASKS, has_masks
 from vitreous.inference.engine import Embedding, Engine, Images, Precision, Prediction
-from vitreous.inference.predictor import Predictor, Segmentation, SegmentPredictor
+from vitreous.inference.predictor import Predictor, Segmentation, predictor_for
 from vitreous.model.protocol import Model
 from vitreous.weights.load import load
 
 R = TypeVar("R", Prediction, Embedding, Segmentation)
 E = TypeVar("E", bound=Engine)
-TOP = 5  # labels per image
 
 
 class Results(Generic[R]):
@@ -87,15 +86,11 @@ def predict(
     """
     stream, paths = _open_images(images)
     model = open_model(model, image_size)
-    if model.config.task == "segment":
-        if top is not None:
-            fail("top", top, "omitted for a segmenter, which always reports all classes")
-        if decode != "exact":
-            fail("decode", decode, "'exact' for a segmenter, which needs full resolution")
-        segmenter = SegmentPredictor(model, device, precision, flip, batch_size=batch_size)
-        return Results(segmenter, segmenter.stream(stream), paths)
-    predictor = Predictor(model, device, batch_size, precision, TOP if top is None else top, flip, decode=decode)
-    return Results(predictor, predictor.stream(stream), paths)
+    predictor = predictor_for(
+        model, device, batch_size=batch_size, precision=precision, flip=flip, top=top, decode=decode
+    )
+    results: Iterator[Any] = predictor.stream(stream)
+    return Results(predictor, results, paths)
 
 
 def embed(

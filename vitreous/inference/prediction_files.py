@@ -16,7 +16,7 @@ from PIL import Image
 
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail, suggestion
-from vitreous.common.text import json_text
+from vitreous.common.text import clean, json_text
 from vitreous.inference.engine import Embedding, Prediction
 from vitreous.inference.mask_images import overlay, write_mask
 from vitreous.inference.predictor import Segmentation, SegmentPredictor
@@ -49,19 +49,9 @@ def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path
 # ---- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def as_dict(result: Result) -> dict[str, Any]:
+def as_dict(result: Result | Segmentation) -> dict[str, Any]:
     """Convert a result to a JSON object with the keys of the HTTP API."""
-    if result.error is not None:
-        return {"path": clean(result.name), "error": clean(result.error)}
-    if isinstance(result, Prediction):
-        labels = [{**vars(label), "label": clean(label.label)} for label in result.predictions]
-        return {"path": clean(result.name), "predictions": labels}
-    return {"path": clean(result.name), "embedding": [] if result.vector is None else result.vector.tolist()}
-
-
-def clean(text: str) -> str:
-    """Replace invalid Unicode, such as undecodable bytes in file names, with question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return {"path": clean(result.name), **(result.record() if result.error is None else {"error": clean(result.error)})}
 
 
 def _write_lines(results: Iterable[Result], path: Path, top: int, width: int) -> None:
@@ -91,11 +81,7 @@ def _write_csv(results: Iterable[Result], path: Path, top: int, width: int) -> N
         table = csv.writer(file)
         table.writerow(["path", *columns, "error"])
         for result in results:
-            cells: list[Any] = [""] * len(columns)
-            if isinstance(result, Prediction) and result.error is None:
-                cells = [cell for label in result.predictions for cell in (clean(label.label), label.probability)]
-            elif isinstance(result, Embedding) and result.vector is not None:
-                cells = result.vector.tolist()
+            cells = result.cells() if result.error is None else [""] * len(columns)
             table.writerow([clean(result.name), *cells, clean(result.error or "")])
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import Size, check_choice, check_fraction, check_whole, fail
+from vitreous.common.text import clean
 from vitreous.common.threads import cores
 from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
@@ -30,7 +31,8 @@ from vitreous.inference.engine import (
     Prediction,
     class_scores,
 )
-from vitreous.inference.mask_images import background_of, palette
+from vitreous.inference.mask_images import background_of
+from vitreous.model.base_config import ModelConfig, Task
 from vitreous.model.centre_crop import covering
 from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import ClassToken
@@ -69,6 +71,7 @@ class Predictor(Engine):
     """
 
     tasks, takes = ("classify", "embed"), "a classifier or encoder"
+    options = frozenset({"top", "decode"})
 
     def __init__(
         self,
@@ -104,6 +107,12 @@ class Predictor(Engine):
         self._check_head()
         return self.run(images, self._predictions, Prediction)
 
+    def answers(self) -> dict[Task, Callable[[Images], Iterator[Embedding]]]:
+        found: dict[Task, Callable[[Images], Iterator[Embedding]]] = {"embed": self.stream_embeddings}
+        if self.config.num_classes:
+            found["classify"] = self.stream_probabilities
+        return found
+
     def stream_embeddings(self, images: Images, kind: FeatureKind = "pooled") -> Iterator[Embedding]:
         """Yield the features of each image.
 
@@ -126,6 +135,16 @@ class Predictor(Engine):
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
 
+    def stream_probabilities(self, images: Images) -> Iterator[Embedding]:
+        """Yield the probability of every class for each image."""
+        for result in self.stream_logits(images):
+            probabilities = None if result.vector is None else self.probabilities(result.vector)
+            yield Embedding(result.name, probabilities, result.error)
+
+    def probabilities(self, scores: Float[Tensor, "*b classes"]) -> Float[Tensor, "*b classes"]:
+        """Convert the scores of `stream_logits`."""
+        return scores.exp() if self.flip else scores.softmax(dim=-1)
+
     def logits(self, images: Images) -> Float[Tensor, "n classes"]:
         """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
         return _stacked(self.stream_logits(images), self.config.num_classes)
@@ -144,9 +163,7 @@ class Predictor(Engine):
         return super().input(pixels)
 
     def _predictions(self, pixels: Tensor) -> list[Any]:
-        scores = self._scores(pixels)
-        probabilities = (scores if self.flip else scores.log_softmax(dim=-1)).exp()
-        best = top_labels(probabilities, self.labels, self.top)
+        best = top_labels(self.probabilities(self._scores(pixels)), self.labels, self.top)
         return [(labels,) if math.isfinite(labels[0].probability) else NOT_A_NUMBER for labels in best]
 
     def _scores(self, pixels: Tensor) -> Tensor:
@@ -206,7 +223,8 @@ class Segmentation:
 
     name: str
     pixels: UInt8[np.ndarray, "h w c"] | None = None
-    mask: UInt8[np.ndarray, "h w"] | None = None
+    mask: UInt8[np.ndarray, "h w"] | None = None  # indices of `labels`
+    labels: tuple[str, ...] = ()
     error: str | None = None
 
     def fractions(self, classes: int) -> list[float]:
@@ -214,6 +232,17 @@ class Segmentation:
         if self.mask is None:
             raise ValueError(f"{self.name}: {self.error}")
         return (np.bincount(self.mask.ravel(), minlength=classes) / self.mask.size).tolist()
+
+    def largest_classes(self) -> list[tuple[int, float]]:
+        """Return the index and fraction of each class that occurs, largest first."""
+        pairs = enumerate(self.fractions(len(self.labels)))
+        return sorted((pair for pair in pairs if pair[1]), key=lambda pair: -pair[1])
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON object without the path."""
+        assert self.mask is not None
+        classes = [{"label": clean(self.labels[i]), "share": fraction} for i, fraction in self.largest_classes()]
+        return {"height": self.mask.shape[0], "width": self.mask.shape[1], "classes": classes}
 
 
 class SegmentPredictor(Engine):
@@ -229,6 +258,7 @@ class SegmentPredictor(Engine):
 
     tasks, takes = ("segment",), "a segmenter"
     max_pixels = 1 << 25
+    max_serving_batch = 1  # at full size, the scores of several images may not fit in memory
     model: Segmenter
     config: SegmenterConfig
 
@@ -246,9 +276,8 @@ class SegmentPredictor(Engine):
         super().__init__(model, device, precision, batch_size, workers)
         self.flip, self.overlap, self.background = flip, overlap, background_of(self.labels)
 
-    def colours(self) -> list[str]:
-        """Return the colour of each class as `#rrggbb`."""
-        return ["#" + bytes(row).hex() for row in palette(self.background)[: self.config.num_classes]]
+    def answers(self) -> dict[Task, Callable[[Images], Iterator[Segmentation]]]:
+        return {"segment": self.stream}
 
     def __call__(self, images: Images) -> list[Segmentation]:
         """Segment one or more images, in order."""
@@ -266,7 +295,7 @@ class SegmentPredictor(Engine):
         if max(size) > LONGEST * min(size):
             return [f"the aspect ratio of {size[0]} x {size[1]} pixels exceeds {LONGEST}"] * len(pixels)
         return [
-            (image.permute(1, 2, 0).numpy(), best_at(scores, size).cpu().numpy())
+            (image.permute(1, 2, 0).numpy(), best_at(scores, size).cpu().numpy(), self.labels)
             if scores.isfinite().all()
             else NOT_A_NUMBER
             for image, scores in zip(pixels, self.scores(pixels), strict=True)
@@ -295,3 +324,41 @@ def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"
         better = resized > highest
         highest, best = torch.where(better, resized, highest), torch.where(better, index, best)
     return best
+
+
+# ---- Choice of predictor ---------------------------------------------------------------------------------------------
+
+AnyPredictor = Predictor | SegmentPredictor
+PREDICTORS: tuple[type[AnyPredictor], ...] = (Predictor, SegmentPredictor)
+
+
+def predictor_class(config: ModelConfig) -> type[AnyPredictor]:
+    """Return the predictor class that supports the model's task."""
+    return next(kind for kind in PREDICTORS if config.task in kind.tasks)
+
+
+def predictor_for(
+    model: Model,
+    device: str | torch.device | None = None,
+    *,
+    batch_size: int = 32,
+    precision: Precision = "fp32",
+    flip: bool = False,
+    workers: int | None = None,
+    top: int | None = None,
+    decode: Literal["exact", "fast"] = "exact",
+) -> AnyPredictor:
+    """Create the predictor for the model's task. See `Predictor` for the arguments.
+
+    `workers=None` and `top=None` mean the predictor's defaults. An argument that has no effect is rejected.
+
+    >>> from vitreous import create
+    >>> type(predictor_for(create("ViT-Lite-6/4", num_classes=3), device="cpu", top=1)).__name__
+    'Predictor'
+    """
+    kind = predictor_class(model.config)
+    options: dict[str, Any] = {"workers": workers, "top": top, "decode": None if decode == "exact" else decode}
+    options = {name: value for name, value in options.items() if value is not None}
+    for name in options.keys() & {"top", "decode"} - kind.options:
+        fail(name, options[name], f"omitted for {kind.takes}")
+    return kind(model, device, batch_size=batch_size, precision=precision, flip=flip, **options)

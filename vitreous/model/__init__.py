@@ -1,6 +1,48 @@
 """Model families and their parts.
 
 `vit.py` composes patches, tokens, position, encoder, pooling and head into a Vision Transformer; `resnet.py` and
-`segmenter.py` are the other families. `config.py` and `options.py` describe a model without torch, `presets.py` names
-configs, and `build.py` builds modules from them. Other packages use a model through `protocol.py`.
+`segmenter.py` are the other families, and `masked.py` adds decoders for pre-training. `config.py` and `options.py`
+describe a model without torch, `presets.py` names configs, and `build.py` builds modules from them. Other packages use
+a model through `protocol.py`. Names are imported on first use; the options and the function `build` are imported from
+their files.
 """
+
+from typing import TYPE_CHECKING
+
+from vitreous.common.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from vitreous.model.base_config import ModelConfig as ModelConfig
+    from vitreous.model.config import AnyConfig as AnyConfig
+    from vitreous.model.config import ResNetConfig as ResNetConfig
+    from vitreous.model.config import SegmenterConfig as SegmenterConfig
+    from vitreous.model.config import ViTConfig as ViTConfig
+    from vitreous.model.presets import PRESETS as PRESETS
+    from vitreous.model.presets import configure as configure
+    from vitreous.model.protocol import Model as Model
+    from vitreous.model.protocol import UnsupportedModel as UnsupportedModel
+    from vitreous.model.resnet import ResNet as ResNet
+    from vitreous.model.segmenter import Segmenter as Segmenter
+    from vitreous.model.tokens import Features as Features
+    from vitreous.model.vit import ViT as ViT
+    from vitreous.model.vit import require_vit as require_vit
+
+_HOMES = {
+    "AnyConfig": "vitreous.model.config",
+    "configure": "vitreous.model.presets",
+    "Features": "vitreous.model.tokens",
+    "Model": "vitreous.model.protocol",
+    "ModelConfig": "vitreous.model.base_config",
+    "PRESETS": "vitreous.model.presets",
+    "require_vit": "vitreous.model.vit",
+    "ResNet": "vitreous.model.resnet",
+    "ResNetConfig": "vitreous.model.config",
+    "Segmenter": "vitreous.model.segmenter",
+    "SegmenterConfig": "vitreous.model.config",
+    "UnsupportedModel": "vitreous.model.protocol",
+    "ViT": "vitreous.model.vit",
+    "ViTConfig": "vitreous.model.config",
+}
+__all__ = sorted(_HOMES)
+if not TYPE_CHECKING:  # mypy would accept any name
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

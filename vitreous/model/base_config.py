@@ -15,6 +15,42 @@ MAX_PARAMETERS = 10**11  # the largest published ViT has 22 billion
 
 
 Task = Literal["classify", "embed", "segment"]
+
+
+@dataclass(frozen=True)
+class OutputKind:
+    """Kind of output of a model. `python` and `command` are the examples on model cards; {source} is the checkpoint."""
+
+    task: Task
+    pipeline_tag: str  # name of the task on the Hugging Face Hub
+    output: str  # description; {classes} is the number of classes
+    python: str
+    command: str
+    per_pixel: bool = False  # True if each pixel has its own output
+
+
+CLASS_SCORES = OutputKind(
+    task="classify",
+    pipeline_tag="image-classification",
+    output="{classes:,} classes",
+    python='Predictor(model)(["image.jpg"])',
+    command="predict {source} image.jpg",
+)
+FEATURES = OutputKind(
+    task="embed",
+    pipeline_tag="image-feature-extraction",
+    output="features (no classification head)",
+    python='Predictor(model).embed(["image.jpg"])',
+    command="embed {source} image.jpg --out features.parquet",
+)
+MASKS = OutputKind(
+    task="segment",
+    pipeline_tag="image-segmentation",
+    output="{classes:,} classes per pixel",
+    python='SegmentPredictor(model)(["image.jpg"])[0].mask',
+    command="predict {source} image.jpg --out segmented/",
+    per_pixel=True,
+)
 C = TypeVar("C", bound="ModelConfig")
 
 
@@ -58,9 +94,18 @@ class ModelConfig:
             """Height and width, in image pixels, of one patch of `Model.features`."""
 
     @property
-    def task(self) -> Task:
+    def output_kind(self) -> OutputKind:
         """Kind of output: class scores, pooled features, or class scores per pixel."""
-        return "classify" if self.num_classes else "embed"
+        return CLASS_SCORES if self.num_classes else FEATURES
+
+    @property
+    def task(self) -> Task:
+        return self.output_kind.task
+
+    @property
+    def loss_bytes(self) -> int:
+        """Memory per image that the training loss needs in addition to the activations, if it is considerable."""
+        return 0
 
     @property
     def backbone(self) -> "ModelConfig":

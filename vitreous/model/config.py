@@ -24,12 +24,13 @@ from vitreous.common.checks import (
     fail,
 )
 from vitreous.model.base_config import (
+    MASKS,
     MAX_DEPTH,
     MAX_SIDE,
     MAX_TOKENS,
     MAX_WIDTH,
     ModelConfig,
-    Task,
+    OutputKind,
     check_budget,
     check_classes,
 )
@@ -329,8 +330,12 @@ class SegmenterConfig(ModelConfig):
         return self.encoder.family
 
     @property
-    def task(self) -> Task:
-        return "segment"
+    def output_kind(self) -> OutputKind:
+        return MASKS
+
+    @property
+    def loss_bytes(self) -> int:
+        return 2 * 4 * self.num_classes * math.prod(self.image_size)  # float32 logits of every pixel, and their softmax
 
     @property
     def backbone(self) -> ViTConfig:

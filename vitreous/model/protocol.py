@@ -7,7 +7,7 @@ b: batch; c: channels; h, w: image height and width; d: width of the features.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -39,7 +39,7 @@ class Model(nn.Module):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """Transformer blocks in order, used for layer-wise learning rates, Muon and recomputation."""
+        """Transformer blocks in order, used for layer-wise learning rates, Muon, recomputation and FSDP."""
         return ()
 
     @property
@@ -60,6 +60,15 @@ class Model(nn.Module):
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         """Return one vector per image, the input of the head."""
         return self.features(images).patches.mean(dim=1)
+
+    def stage_outputs(self, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and output of each stage, from the image to the scores, for comparing two models."""
+        if self.backbone is not self:
+            yield from self.backbone.stage_outputs(images)
+        else:
+            features = self.features(images)
+            yield "features", torch.cat([features.prefix, features.patches], dim=1)
+        yield "logits" if self.config.num_classes else "pooled", self(images)
 
     def resized(self: M, image_size: int | Size) -> M:
         """Return a copy of the model for another image size."""

@@ -5,6 +5,7 @@ b: batch; c: channels; h, w: image height and width; n: patches; p: prefix token
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -139,6 +140,17 @@ class ViT(Model):
             if layer in wanted:
                 found[layer] = self._features(self.norm(after) if norm else after, layout)
         return [found[layer] for layer in wanted]
+
+    def stage_outputs(self, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, Tensor]]:
+        patches, grid = self.patchify(images)
+        yield "patches", patches
+        tokens, layout = self.embed(patches, grid)
+        yield "tokens and positions", tokens
+        for layer, (_, after) in enumerate(self.encoder.walk(tokens, layout, self.position)):
+            yield f"block {layer}", after
+        features = self.encode(tokens, layout)
+        yield "features", torch.cat([features.prefix, features.patches], dim=1)
+        yield "logits" if self.config.num_classes else "pooled", self.classify(features)
 
     # ---- Another image size ----
 

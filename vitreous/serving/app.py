@@ -25,14 +25,11 @@ from PIL import Image
 
 import vitreous
 from vitreous.common.threads import cores
-from vitreous.serving import errors
-from vitreous.serving.api import routes as api
+from vitreous.serving import api, errors, inspect
 from vitreous.serving.api.schemas import IMAGE_ERRORS, State, error_responses, json_response
 from vitreous.serving.batch_queue import BATCH_WORKERS, Metrics, Scheduler
 from vitreous.serving.connection import Connection
 from vitreous.serving.errors import ApiError
-from vitreous.serving.inspect import routes as inspect
-from vitreous.serving.inspect.service import InspectService
 from vitreous.serving.models import Precision, ServedModel, check_capacity, load_models
 from vitreous.serving.prometheus import prometheus_text
 from vitreous.serving.requests import Middleware, is_loopback
@@ -90,7 +87,7 @@ def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
     )
     app.state.ready, app.state.settings, app.state.metrics, app.state.scheduler = False, settings, metrics, scheduler
     errors.install(app)
-    service = InspectService(served, scheduler, timeout=EXPLAIN_FACTOR * settings.timeout)
+    service = inspect.InspectService(served, scheduler, timeout=EXPLAIN_FACTOR * settings.timeout)
     app.include_router(api.router(served, settings, scheduler, service))
     app.include_router(inspect.router(service, settings), responses=error_responses(*IMAGE_ERRORS))
     add_health(app, metrics)
@@ -164,7 +161,7 @@ def run_server(
     with bind(settings.host, settings.port) as listener:
         served = load_models(checkpoints, image_size, device, precision, settings.max_batch)
         for one in served:
-            check_capacity(one, settings.max_batch, settings.timeout)
+            check_capacity(one, settings.timeout)
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if not is_loopback(host) and settings.api_key is None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import vitreous
+from vitreous.common.text import clean
 from vitreous.inference.device import check_bytes, choose_device, large_cost, takes
-from vitreous.inference.prediction_files import clean
-from vitreous.inference.predictor import Predictor, SegmentPredictor
+from vitreous.inference.predictor import AnyPredictor, predictor_class, predictor_for
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names
+from vitreous.weights.catalog import HUB_PREFIX
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import is_hub, load
 from vitreous.weights.native import provenance_of
@@ -32,7 +33,7 @@ class ServedModel:
     id: str  # used in requests
     name: str  # display name
     model: Model
-    predictor: Predictor | SegmentPredictor
+    predictor: AnyPredictor
     labels: tuple[str, ...]  # class names
 
     def describe(self) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def prefix_names(config: ViTConfig) -> list[str]:
 def _origin(record: dict[str, Any]) -> str | None:
     """Return a short description of where the weights come from, or None if it is not recorded."""
     if "repository" in record:
-        origin = f"hf-hub:{record['repository']}"
+        origin = f"{HUB_PREFIX}{record['repository']}"
     elif "run" in record:
         origin = f"{record['run']}, step {record.get('step')}"
     elif "file" in record:
@@ -113,13 +114,10 @@ def serve_model(
 ) -> ServedModel:
     """Create a ServedModel from a model in memory."""
     labels = tuple(map(clean, class_names(model.config)))
-    predictor: Predictor | SegmentPredictor
-    if model.config.task == "segment":
-        predictor = SegmentPredictor(cast(Any, model), device, precision, workers=0)
-    else:
-        # On a CPU, each batch thread decodes its own images. With a GPU, all cores decode images.
-        workers = 0 if choose_device(device).type == "cpu" else None
-        predictor = Predictor(cast(Any, model), device, max_batch, precision, workers=workers)
+    batch_size = min(max_batch, predictor_class(model.config).max_serving_batch or max_batch)
+    # On a CPU, each batch thread decodes its own images. With a GPU, all cores decode the images of a batch.
+    workers = 0 if choose_device(device).type == "cpu" or batch_size == 1 else None
+    predictor = predictor_for(model, device, batch_size=batch_size, precision=precision, workers=workers)
     return ServedModel(id, name, predictor.model.eval(), predictor, labels)
 
 
@@ -149,13 +147,13 @@ def short_name(name: str) -> str:
     return name if is_hub(name) else "/".join(parts[-2:] if parts[-1] in ("best", "last") else parts[-1:])
 
 
-def check_capacity(served: ServedModel, max_batch: int, timeout: float) -> None:
+def check_capacity(served: ServedModel, timeout: float) -> None:
     """Raise ValueError if a batch needs more memory than is available, or if an image would exceed the timeout."""
     model, device = served.model, next(served.model.parameters()).device
     cost = large_cost(model.config)
     if cost is None:
         return
-    batch = 1 if model.config.task == "segment" else max_batch  # segmenters process one image at a time
+    batch = served.predictor.batch_size
     subject, advice = takes(model.config, clean(served.name)), "use a smaller --image-size or --max-batch"
     check_bytes(batch * cost.inference_bytes, device, f"{subject} a batch of {batch}", advice)
     if cost.flops > timeout * FASTEST.get(device.type, FASTEST_ACCELERATOR):

@@ -2,5 +2,54 @@
 
 Each task is one class (in classify.py, segment.py or masked.py) that defines its data, model, loss, metrics, defaults
 and report sections. base.py defines the interface of a task, and config.py the config of a run. The *_metrics files
-contain the evaluation for training and `vitreous eval`. Importing this package does not import torch.
+contain the evaluation for training and `vitreous eval`. Names are imported on first use, because the config does not
+need torch.
 """
+
+from typing import TYPE_CHECKING
+
+from vitreous.common.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from vitreous.tasks.base import Choice as Choice
+    from vitreous.tasks.base import Finished as Finished
+    from vitreous.tasks.base import Results as Results
+    from vitreous.tasks.base import Task as Task
+    from vitreous.tasks.classification_metrics import Evaluation as Evaluation
+    from vitreous.tasks.classification_metrics import classify_source as classify_source
+    from vitreous.tasks.classify import Classify as Classify
+    from vitreous.tasks.config import Augment as Augment
+    from vitreous.tasks.config import Distillation as Distillation
+    from vitreous.tasks.config import Masking as Masking
+    from vitreous.tasks.config import Optim as Optim
+    from vitreous.tasks.config import Segmenting as Segmenting
+    from vitreous.tasks.config import TrainConfig as TrainConfig
+    from vitreous.tasks.masked import Mae as Mae
+    from vitreous.tasks.masked import Mpp as Mpp
+    from vitreous.tasks.segment import Segment as Segment
+    from vitreous.tasks.segmentation_metrics import SegmentEvaluation as SegmentEvaluation
+    from vitreous.tasks.segmentation_metrics import segment_source as segment_source
+
+_HOMES = {
+    "Augment": "vitreous.tasks.config",
+    "Choice": "vitreous.tasks.base",
+    "Classify": "vitreous.tasks.classify",
+    "classify_source": "vitreous.tasks.classification_metrics",
+    "Distillation": "vitreous.tasks.config",
+    "Evaluation": "vitreous.tasks.classification_metrics",
+    "Finished": "vitreous.tasks.base",
+    "Mae": "vitreous.tasks.masked",
+    "Masking": "vitreous.tasks.config",
+    "Mpp": "vitreous.tasks.masked",
+    "Optim": "vitreous.tasks.config",
+    "Results": "vitreous.tasks.base",
+    "Segment": "vitreous.tasks.segment",
+    "segment_source": "vitreous.tasks.segmentation_metrics",
+    "SegmentEvaluation": "vitreous.tasks.segmentation_metrics",
+    "Segmenting": "vitreous.tasks.config",
+    "Task": "vitreous.tasks.base",
+    "TrainConfig": "vitreous.tasks.config",
+}
+__all__ = sorted(_HOMES)
+if not TYPE_CHECKING:  # mypy would accept any name
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -15,24 +15,19 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue, Size, as_size, fail
 from vitreous.common.rng import SampleRng
+from vitreous.data import Augmentation, Batch, DataSet, Source, open_data
 from vitreous.data.augment.batch import augment
-from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch
-from vitreous.data.open import open_data
-from vitreous.data.sources.base import DataSet, Source
+from vitreous.model import Model, ModelConfig, configure
 from vitreous.model.build import build
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.options import Conditional, Dropout, GlobalAverage, Preprocessing
-from vitreous.model.presets import configure
-from vitreous.model.protocol import Model, ModelConfig
 from vitreous.report.html import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
-from vitreous.weights.catalog import CATALOG
-from vitreous.weights.load import Checkpoint, open_checkpoint
-from vitreous.weights.native import provenance_of
+from vitreous.weights import CATALOG, Checkpoint, open_checkpoint, provenance_of
 
 SMALL = 48  # largest side of small images, in pixels
 SAMPLES = 16  # training images in a report
+EVALUATION_BATCH = 64  # the default of `vitreous eval`, so that the metrics of a run are equal to it
 
 # With few images, convolutional positions and mean pooling are better: on the digits data set, the top-1 accuracy is
 # 0.992, compared to 0.964 with learned positions and a class token.
@@ -88,7 +83,7 @@ class Task(ABC):
     metric: ClassVar[str]  # used to select the best checkpoint
     larger_is_better: ClassVar[bool] = True
     train_metric: ClassVar[str | None] = None  # name of the second value that `loss` returns; None if unused
-    complete_checkpoint: ClassVar[bool] = False  # True if a checkpoint contains everything that `evaluate` needs
+    complete_checkpoint: ClassVar[bool] = False  # True if `evaluate_best` can evaluate a checkpoint
     labelled: ClassVar[bool] = True  # False if the task needs no labels
     masks: ClassVar[bool] = False  # True if batches contain masks
     lora: ClassVar[bool] = False  # True if LoRA is the default for fine-tuning on few images
@@ -188,11 +183,9 @@ class Task(ABC):
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
         """Evaluate the module on batches of a validation or test split."""
 
-    def evaluate_best(
-        self, model: Model, source: Source, batches: Iterable[Batch], precision: torch.dtype, rank: int, ranks: int
-    ) -> Results:
-        """Evaluate the best checkpoint at the end of a run, in process `rank` of `ranks`."""
-        return self.evaluate(model, batches, precision)
+    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
+        """Evaluate the best checkpoint as `vitreous eval` does, on the images of process `rank` of `ranks`."""
+        raise NotImplementedError
 
     # ---- Report ------------------------------------------------------------------------------------------------------
 

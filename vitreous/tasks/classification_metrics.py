@@ -19,7 +19,14 @@ from torch.nn import functional as F
 from vitreous.common.text import one_line
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
-from vitreous.inference.engine import NOT_A_NUMBER, class_scores, evaluation_mode, mixed_precision, model_input
+from vitreous.inference.engine import (
+    NOT_A_NUMBER,
+    SourceImage,
+    class_scores,
+    evaluation_mode,
+    mixed_precision,
+    model_input,
+)
 from vitreous.inference.predictor import Predictor
 from vitreous.model.options import Preprocessing
 from vitreous.model.top_labels import top_classes
@@ -236,13 +243,30 @@ def classify_batches(
     return Evaluation.join(parts)
 
 
-def classify_source(predictor: Predictor, source: Source, classes: Sequence[str]) -> Evaluation:
-    """Evaluate a predictor on every image of a source. Raise if a prediction is NaN."""
-    parts, results = [], enumerate(predictor.stream_logits(source))
-    while batch := list(itertools.islice(results, predictor.batch_size)):
-        indices = torch.tensor([index for index, _ in batch])
+def share_of(count: int, batch_size: int, rank: int, ranks: int) -> list[range]:
+    """Return the batches of process `rank` of `ranks`: whole ones, so that any number of processes computes the same.
+
+    >>> share_of(10, 4, 0, 2), share_of(10, 4, 1, 2)
+    ([range(0, 4), range(8, 10)], [range(4, 8)])
+    """
+    starts = range(rank * batch_size, count, ranks * batch_size)
+    return [range(start, min(start + batch_size, count)) for start in starts]
+
+
+def classify_source(
+    predictor: Predictor, source: Source, classes: Sequence[str], rank: int = 0, ranks: int = 1
+) -> Evaluation:
+    """Evaluate a predictor on the images of process `rank` of `ranks`. Raise if a prediction is NaN."""
+    batches = share_of(len(source), predictor.batch_size, rank, ranks)
+    results = predictor.stream_logits(SourceImage(source, index) for batch in batches for index in batch)
+    none = torch.zeros(0, dtype=torch.int64)
+    parts = [
+        Evaluation.of(torch.zeros(0, len(classes)), none, classes, none)
+    ]  # there may be more processes than images
+    for batch in batches:
+        indices = torch.tensor(batch)
         labels, scores, problems = torch.from_numpy(source.labels[indices.numpy()]), [], []
-        for row, (_, result) in enumerate(batch):
+        for row, result in enumerate(itertools.islice(results, len(batch))):
             if result.error == NOT_A_NUMBER:  # a problem with the model, not with the image
                 raise ValueError(f"{result.name}: {NOT_A_NUMBER}")
             if result.vector is None:

@@ -19,6 +19,7 @@ from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, Reader, Request
 from vitreous.data.sources.base import Source
+from vitreous.inference.predictor import Predictor
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.report import plots
@@ -38,8 +39,8 @@ from vitreous.report.html import (
     table,
     tag,
 )
-from vitreous.tasks.base import SAMPLES, SMALL, Finished, Task, padded_if
-from vitreous.tasks.classification_metrics import ClassMetrics, Evaluation, classify_batches
+from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Finished, Task, padded_if
+from vitreous.tasks.classification_metrics import ClassMetrics, Evaluation, classify_batches, classify_source
 from vitreous.tasks.config import Distillation, TrainConfig
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
@@ -106,6 +107,11 @@ class Classify(Task):
         config, device = self.model.config, next(module.parameters()).device
         flip = self.config.flip_test
         return classify_batches(module, batches, device, config.preprocessing, config.labels, precision, flip)
+
+    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Evaluation:
+        device, flip = next(model.parameters()).device, self.config.flip_test
+        predictor = Predictor(model, device, EVALUATION_BATCH, flip=flip, workers=self.config.workers)
+        return classify_source(predictor, source, model.config.labels, rank, ranks)
 
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:

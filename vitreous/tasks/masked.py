@@ -14,17 +14,14 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import fail
 from vitreous.common.rng import SampleRng
+from vitreous.data import Augmentation, DataSet, Source
 from vitreous.data.augment.batch import augment
-from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, Reader, Request
-from vitreous.data.sources.base import DataSet, Source
 from vitreous.inference.engine import evaluation_mode, mixed_precision
-from vitreous.model.config import ViTConfig
+from vitreous.model import Model, ViT, ViTConfig
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.masked import Filled, MaskedAutoencoder, MaskedPatchPrediction
 from vitreous.model.patch import cut, uncut
-from vitreous.model.protocol import Model
-from vitreous.model.vit import ViT
 from vitreous.report import plots
 from vitreous.report.html import TaskReport, figures_section, samples_section
 from vitreous.tasks.base import SMALL, Choice, Finished, Task, padded_if

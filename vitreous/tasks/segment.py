@@ -17,20 +17,14 @@ from torch import Tensor, nn
 from vitreous.common.checks import fail
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import plural
+from vitreous.data import Augmentation, Batch, DataSet, Source, open_masked
 from vitreous.data.augment.batch import augment_with_masks
-from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch
-from vitreous.data.open import open_masked
-from vitreous.data.sources.base import DataSet, Source
 from vitreous.inference.mask_images import background_of, overlay
 from vitreous.inference.predictor import SegmentPredictor
+from vitreous.model import Model, ModelConfig, Segmenter, SegmenterConfig, ViT, ViTConfig
 from vitreous.model.build import build_segmenter
-from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.options import IGNORED, DecoderConfig, LinearDecoder, MaskDecoder
-from vitreous.model.protocol import Model, ModelConfig
-from vitreous.model.segmenter import Segmenter
-from vitreous.model.vit import ViT
 from vitreous.report import plots
 from vitreous.report.html import (
     Html,
@@ -46,11 +40,10 @@ from vitreous.report.html import (
     tag,
 )
 from vitreous.tasks import base
-from vitreous.tasks.base import FEW_IMAGES, SAMPLES, Choice, Finished, Task
+from vitreous.tasks.base import EVALUATION_BATCH, FEW_IMAGES, SAMPLES, Choice, Finished, Task
 from vitreous.tasks.config import Segmenting, TrainConfig
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
-from vitreous.weights.load import Checkpoint
-from vitreous.weights.native import load_folder, provenance_of
+from vitreous.weights import Checkpoint, load_folder, provenance_of
 
 SMALL = 96  # largest side, in pixels, of images for which the small model and the padded crop are chosen
 # With half of ViT-Lite's width, four layers and 8-pixel patches, the mean IoU on the shapes data set is 0.93 after two
@@ -168,14 +161,10 @@ class Segment(Task):
         config, device = self.model.config, next(module.parameters()).device
         return segment_batches(module, batches, device, config.preprocessing, config.labels, precision)
 
-    def evaluate_best(
-        self, model: Model, source: Source, batches: Iterable[Batch], precision: torch.dtype, rank: int, ranks: int
-    ) -> SegmentEvaluation:
-        """Evaluate every image at its own size, as `vitreous eval` and `predict` do."""
-        assert isinstance(model, Segmenter)
+    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> SegmentEvaluation:
         device = next(model.parameters()).device
-        predictor = SegmentPredictor(model, device, "bf16" if precision == torch.bfloat16 else "fp32")
-        return segment_source(predictor, source, self.model.config.labels, rank, ranks)
+        predictor = SegmentPredictor(model, device, batch_size=EVALUATION_BATCH)
+        return segment_source(predictor, source, model.config.labels, rank, ranks)
 
     def report(self, run: Finished) -> TaskReport:
         assert isinstance(run.results, SegmentEvaluation)

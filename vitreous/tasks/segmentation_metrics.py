@@ -24,7 +24,7 @@ from vitreous.data.sources.base import Source
 from vitreous.inference.engine import NOT_A_NUMBER, SourceImage, evaluation_mode, mixed_precision, model_input
 from vitreous.inference.predictor import SegmentPredictor
 from vitreous.model.options import IGNORED, Preprocessing
-from vitreous.tasks.classification_metrics import UNREADABLE, ratio
+from vitreous.tasks.classification_metrics import UNREADABLE, ratio, share_of
 
 Ids = UInt8[Tensor, "n h w"] | Int[Tensor, "n h w"]
 
@@ -195,8 +195,8 @@ def segment_batches(
 def segment_source(
     predictor: SegmentPredictor, source: Source, classes: Sequence[str], rank: int = 0, ranks: int = 1
 ) -> SegmentEvaluation:
-    """Evaluate a predictor on images at full size; process `rank` of `ranks` evaluates its share of them."""
-    mine = range(rank, len(source), ranks)
+    """Evaluate a predictor, at full size, on the images of process `rank` of `ranks`."""
+    mine = [index for batch in share_of(len(source), predictor.batch_size, rank, ranks) for index in batch]
     if not mine:  # more processes than images: add a duplicate, which `join` drops
         return SegmentEvaluation.unreadable(0, classes, ())
     parts = []

@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from vitreous.model.protocol import Model
+
 T = TypeVar("T")
 
 
@@ -115,9 +117,9 @@ def parallelise(module: nn.Module, world: World, kind: Literal["ddp", "fsdp"]) -
         devices = [world.device] if world.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices)
     mesh = init_device_mesh(world.device.type, (world.size,))  # the default would be CUDA if a GPU is present
-    for part in module.modules():
-        if type(part).__name__ == "Block":  # one unit of communication per block
-            fully_shard(part, mesh=mesh)
+    models = [part for part in module.modules() if isinstance(part, Model)]
+    for block in (block for model in models for block in model.blocks):  # one unit of communication per block
+        fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
     return module
 

@@ -40,7 +40,7 @@ from vitreous.training.setup import TASKS, Job, choose, open_pretrained, set_up
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import load_folder
 
-NOTHING, SAVE, STOP = range(3)  # actions after a step, in order of urgency
+NOTHING, SAVE = 0, 1  # actions after a step, in order of urgency; any larger number is a signal that stops the run
 MAX_UNREADABLE = 0.05  # default of --max-unreadable
 NAMED = 10  # number of unreadable images to list in the terminal
 
@@ -90,11 +90,7 @@ def train(
     fields |= {name: value for name, value in given.items() if value is not None}
     arguments = ["config"] * (config is not None) + [f"{name}={value!r}" for name, value in fields.items()]
     command = command or f"vitreous.train({', '.join(arguments)})"
-    config = with_fields(config or TrainConfig(), fields)
-    config = replace(config, overrides=typed_overrides(config.overrides))
-    config.check()
-    if config.resume:
-        config = run_folder.resumed_config(config)
+    config = _checked(with_fields(config or TrainConfig(), fields))
     task_class = own_task or TASKS[config.task]
     task_class.check(config)
 
@@ -117,8 +113,8 @@ def train(
         config, folder = chosen.config, run_folder.folder_of(chosen.config)
         if not config.resume:
             run_folder.check_free(folder)
-        console.print(f"{dataset.name}: {f'{len(classes)} classes; ' if classes else ''}{dataset.note}")
         notes = pretrained + chosen.notes
+        console.print(f"{dataset.name}: {f'{len(classes)} classes; ' if classes else ''}{dataset.note}")
         for note in notes:
             console.print(f"  auto: {note}")
         if chosen.advice and not pretrained:
@@ -132,18 +128,16 @@ def train(
         if here.first and (config.allow_data_change or not (folder / run_folder.DATA).exists()):
             DataRecord.of(dataset, classes).write(folder / run_folder.DATA)
         before = _previous_progress(folder, job, console) if resume else Progress()
-        epochs = job.total_steps / job.steps_per_epoch
-        with ProgressDisplay(
-            job.total_steps, job.steps_per_epoch, epochs, before.step, quiet=not here.first
-        ) as display:
-            try:
-                train_steps(job, folder, display, resume)
-            except ValueError:
-                if here.first:
-                    run_folder.release(folder)
-                raise
+        _train_with_display(job, folder, before.step, resume)
         seconds = before.seconds + time.monotonic() - started
         return Run(folder, summarise(job, folder, console, notes, seconds))
+
+
+def _checked(config: TrainConfig) -> TrainConfig:
+    """Return the config with typed overrides, completed from the run folder if it resumes a run."""
+    config = replace(config, overrides=typed_overrides(config.overrides))
+    config.check()
+    return run_folder.resumed_config(config) if config.resume else config
 
 
 def _open_data(
@@ -173,6 +167,18 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
 # ---- The loop --------------------------------------------------------------------------------------------------------
 
 
+def _train_with_display(job: Job, folder: Path, start: int, resume: bool) -> None:
+    """Train with a progress display. If the data is invalid, release the folder for another run."""
+    epochs, first = job.total_steps / job.steps_per_epoch, job.world.first
+    with ProgressDisplay(job.total_steps, job.steps_per_epoch, epochs, start, quiet=not first) as display:
+        try:
+            train_steps(job, folder, display, resume)
+        except ValueError:
+            if first:
+                run_folder.release(folder)
+            raise
+
+
 def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) -> None:
     """Train until the last step, until `patience` runs out, or until a signal arrives."""
     config, world, state = job.config, job.world, job.state
@@ -196,14 +202,14 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
             if world.first and clock.tick():
                 metrics = monitor.means()
                 display.step(step + 1, metrics.pop("loss"), lr, metrics.pop("images_per_second"), metrics)
-            number = received()
-            # All processes must save together, but their clocks differ, so they agree on the most urgent action.
-            action = world.max(STOP if number else SAVE if clock.due(config.save_minutes) else NOTHING)
-            if action == STOP:
+            # All processes must save together, but their clocks differ and a signal may reach only some of them.
+            # Therefore they agree on the most urgent action.
+            action = world.max(received() or (SAVE if clock.due(config.save_minutes) else NOTHING))
+            if action > SAVE:
                 _save(job, folder, progress)
                 command = f"vitreous train --out {shlex.quote(str(folder))} --resume"
                 message = f"saved and stopped after step {step + 1} of {job.total_steps}; resume with `{command}`"
-                raise Interrupted(number, message)
+                raise Interrupted(action, message)
             if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
                 _finish_epoch(job, folder, display, monitor, progress, clock, lr)
                 if config.patience is not None and progress.since_best >= config.patience:
@@ -374,8 +380,8 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
         return evaluate(job, source)
     world = job.world
     world.wait()  # until the first process has written best/
-    model, batches = load_folder(folder / "best").to(world.device), job.evaluator(source)
-    mine = job.task.evaluate_best(model, source, batches, job.stepper.precision, world.rank, world.size)
+    model = load_folder(folder / "best").to(world.device)
+    mine = job.task.evaluate_best(model, source, world.rank, world.size)
     return type(mine).join(world.gather(mine))
 
 
@@ -394,7 +400,7 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
         "best": shlex.quote(str(folder / "best")),
         "folder": shlex.quote(str(folder)),
         "image": image,
-        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else ""),
+        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else "") + " --flip" * config.flip_test,
         "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
     }
     return [command.format(**values) for command in task.next_steps]

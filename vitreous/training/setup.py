@@ -326,9 +326,7 @@ def fitting_batch(model: ModelConfig, memory: int) -> int:
     """Return the largest batch size that fits in half of the memory and is a power of two, up to 4096."""
     from vitreous.model.cost import cost  # slow import: torch's fake tensors
 
-    each = cost(model).activation_bytes
-    if model.task == "segment":  # the loss stores the logits of every pixel and their softmax
-        each += 2 * 4 * model.num_classes * math.prod(model.image_size)
+    each = cost(model).activation_bytes + model.loss_bytes
     return 1 << min(max(memory // (2 * each), 1), 4096).bit_length() - 1
 
 

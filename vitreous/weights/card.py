@@ -20,11 +20,6 @@ NOT_NAMED = {
     "image_size", "num_classes", "labels", "preprocessing", "dropout", "stochastic_depth", "patch_dropout", "pad",
 }  # fmt: skip
 SHOWN_LABELS = 20
-PIPELINE_TAGS = {
-    "classify": "image-classification",
-    "embed": "image-feature-extraction",
-    "segment": "image-segmentation",
-}
 
 
 def model_card(
@@ -57,7 +52,7 @@ def front_matter(config: ModelConfig, provenance: Mapping[str, Any], library: st
     """Return the YAML front matter. Values are written as JSON, which is valid YAML."""
     fields: dict[str, Any] = {
         "library_name": library,
-        "pipeline_tag": PIPELINE_TAGS[config.task],
+        "pipeline_tag": config.output_kind.pipeline_tag,
         "license": provenance.get("license"),
         "tags": ["vitreous", config.family],
     }
@@ -90,31 +85,20 @@ def plain(value: object, length: int = 100) -> str:
 def _summary(config: ModelConfig, parameters: int) -> str:
     height, width = config.image_size
     colours = {1: "greyscale", 3: "RGB"}.get(config.channels, f"{config.channels}-channel")
-    outputs = {
-        "classify": f"{config.num_classes:,} classes",
-        "embed": "features (no classification head)",
-        "segment": f"{config.num_classes:,} classes per pixel",
-    }
+    output = config.output_kind.output.format(classes=config.num_classes)
     tokens = f" ({config.num_tokens:,} tokens)" if config.num_tokens else ""
     return (
         f"{plain(title(config))}: {parameters:,} parameters. "
-        f"Input: {colours} images of {height} x {width} pixels{tokens}. Output: {outputs[config.task]}."
+        f"Input: {colours} images of {height} x {width} pixels{tokens}. Output: {output}."
     )
 
 
 def _usage(config: ModelConfig, source: str) -> str:
-    call, shell = {
-        "classify": ('Predictor(model)(["image.jpg"])', f"vitreous predict {source} image.jpg"),
-        "embed": ('Predictor(model).embed(["image.jpg"])', f"vitreous embed {source} image.jpg --out features.parquet"),
-        "segment": (
-            'SegmentPredictor(model)(["image.jpg"])[0].mask',
-            f"vitreous predict {source} image.jpg --out segmented/",
-        ),
-    }[config.task]
+    call, command = config.output_kind.python, config.output_kind.command.format(source=source)
     where = ", in this folder (elsewhere, replace the dot with its path)" if source == "." else ""
     return (
         f"## Usage\n\nRun `pip install vitreous`, then{where}:\n\n```python\nimport vitreous\n\n"
-        f'model = vitreous.load("{source}")\nprint(vitreous.{call})\n```\n\n```sh\n{shell}\n```'
+        f'model = vitreous.load("{source}")\nprint(vitreous.{call})\n```\n\n```sh\nvitreous {command}\n```'
     )
 
 
@@ -136,7 +120,7 @@ def _preprocessing(config: ModelConfig) -> str:
         "pad": f"to fit {larger}, keeping the aspect ratio, then cropped or padded (mean colour) to {size}",
         "crop": f"to cover {larger}, keeping the aspect ratio, then cropped to the central {size}",
     }[how.fit]
-    if config.task == "segment":
+    if config.output_kind.per_pixel:
         fit = f"to cover {size}, keeping the aspect ratio, then split into overlapping windows of that size"
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (how.mean, how.std))
     return f"Resized ({how.interpolation}) {fit}; scaled to [0, 1] and normalised with mean {mean} and std {std}."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.model.config import ViTConfig
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model, ModelConfig
 from vitreous.weights.formats.base import AssumptionWarning
 from vitreous.weights.formats.detect_format import canonical_name, format_named
 from vitreous.weights.io.containers import SUFFIXES
@@ -33,7 +33,7 @@ class Conversion:
     losses: list[str]  # numeric differences accepted by `lossy`
     remarks: list[str]  # differences too small to need `lossy`
     not_kept: list[str]  # config fields that the written checkpoint does not preserve
-    differences: list[Difference]  # between the two models after each stage; empty for models other than ViT
+    differences: list[Difference]  # between the two models after each stage
 
 
 def convert(
@@ -60,9 +60,7 @@ def convert(
     model = load(source, format, image_size, num_classes, overrides)
     save(model, target, to, lossy=lossy)
     provenance, losses, remarks = provenance_of(model), [], []
-    if not isinstance(model, ViT):
-        return Conversion(target, provenance, [], [], [], [])
-    if canonical_name(to) != "vitreous":
+    if canonical_name(to) != "vitreous" and isinstance(model.config, ViTConfig):
         losses = format_named(to).differences(model.config, folder=target.suffix not in SUFFIXES)
         remarks = [] if target.suffix in SUFFIXES else format_named(to).minor_differences(model.config)
     with warnings.catch_warnings():
@@ -72,7 +70,7 @@ def convert(
     return Conversion(target, provenance, losses, remarks, not_kept, differences)
 
 
-def _read_back(target: Path, to: str, config: ViTConfig) -> tuple[ViT, list[str]]:
+def _read_back(target: Path, to: str, config: ModelConfig) -> tuple[Model, list[str]]:
     """Load the written checkpoint; return the model and the config fields that the checkpoint does not preserve."""
     known = {"num_heads": config.num_heads, "image_size": config.image_size}
     try:
@@ -83,7 +81,6 @@ def _read_back(target: Path, to: str, config: ViTConfig) -> tuple[ViT, list[str]
         if model is not None:
             not_kept = _changes({field: (value, getattr(model.config, field)) for field, value in known.items()})
         model = load(target, to, overrides=known)
-    assert isinstance(model, ViT)
     fields = [field.name for field in dataclasses.fields(config) if field.name not in NOT_COMPARED]
     return model, not_kept + _changes({name: (getattr(config, name), getattr(model.config, name)) for name in fields})
 

@@ -19,11 +19,11 @@ from vitreous.common.text import single_spaced
 from vitreous.common.untrusted_files import MAX_JSON_BYTES
 from vitreous.model.protocol import Model
 from vitreous.weights.card import model_card
+from vitreous.weights.catalog import HUB_PREFIX
 from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import provenance_of
 
-PREFIX = "hf-hub:"
 CARD = "README.md"
 DESCRIPTIONS = ("config.json", "preprocessor_config.json", CARD)
 SUFFIXES = ((".safetensors",), (".npz",), PICKLES)  # only the first group found in a repository is used
@@ -41,7 +41,7 @@ class Name:
     revision: str | None
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.repository}" + (f"@{self.revision}" if self.revision else "")
+        return f"{HUB_PREFIX}{self.repository}" + (f"@{self.revision}" if self.revision else "")
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,13 @@ class Snapshot:
 def parse(source: str | Path) -> Name:
     """Parse `hf-hub:owner/name[@revision]`."""
     text = source.as_posix() if isinstance(source, Path) else source
-    repository, at, revision = text.removeprefix(PREFIX).partition("@")
+    repository, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
     if not is_repository(repository):
-        fail("source", text, f"{PREFIX}owner/name or {PREFIX}owner/name@revision")
+        fail("source", text, f"{HUB_PREFIX}owner/name or {HUB_PREFIX}owner/name@revision")
     if at and (not re.fullmatch(r"\w[\w.+/-]*", revision) or ".." in revision):
-        fail("source", text, f"{PREFIX}{repository} or {PREFIX}{repository}@ followed by a branch, tag or commit")
+        fail(
+            "source", text, f"{HUB_PREFIX}{repository} or {HUB_PREFIX}{repository}@ followed by a branch, tag or commit"
+        )
     return Name(repository, revision or None)
 
 
@@ -232,7 +234,7 @@ def check_destination(push_to: str) -> str:
     """Validate `push_to` before anything is written, and return the name of the repository."""
     from huggingface_hub import constants
 
-    repository = push_to.removeprefix(PREFIX)
+    repository = push_to.removeprefix(HUB_PREFIX)
     if not is_repository(repository):
         fail("push_to", push_to, "owner/name")
     if constants.HF_HUB_OFFLINE:
@@ -252,7 +254,7 @@ def push(model: Model, path: Path, format: str, repository: str, provenance: Map
     record = {**provenance_of(model), **(provenance or {}), "vitreous": vitreous.__version__}
     parameters = sum(tensor.numel() for tensor in model.state_dict().values())
     card = model_card(
-        model.config, repository, parameters, record, f"{PREFIX}{repository}", LIBRARIES.get(format, "vitreous")
+        model.config, repository, parameters, record, f"{HUB_PREFIX}{repository}", LIBRARIES.get(format, "vitreous")
     )
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name != CARD)
     sent = {file.name for file in files} | {CARD}

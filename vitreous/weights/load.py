@@ -15,17 +15,14 @@ from vitreous.common.atomic_files import atomic_file, atomic_folder
 from vitreous.common.checks import BadValue, as_size, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model import Model, ResNet, ResNetConfig, ViT, ViTConfig
 from vitreous.model.meta_build import build_blank, fill
-from vitreous.model.protocol import Model
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
-from vitreous.weights.catalog import CATALOG
+from vitreous.weights.catalog import CATALOG, HUB_PREFIX
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
-from vitreous.weights.formats.detect_format import canonical_name, format_named, identify
+from vitreous.weights.formats.detect_format import canonical_name, format_named, identify, under
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
-from vitreous.weights.hub import PREFIX, Snapshot, check_destination, download, push
+from vitreous.weights.hub import Snapshot, check_destination, download, push
 from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
 from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat
 from vitreous.weights.io.safetensors_file import Mapped
@@ -43,6 +40,7 @@ from vitreous.weights.native import (
 )
 
 ImageSize = int | Sequence[int]
+NATIVE = "use format='vitreous' (--to vitreous)"
 # Files that may be written. A folder that contains any other file is not replaced.
 WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}
 
@@ -99,13 +97,12 @@ class ForeignCheckpoint:
 
     path: Path
     format: str | None
+    identified: tuple[Format, str] | None = None  # the format and the prefix of the model's tensors, once detected
 
     @cached_property
     def mapped(self) -> tuple[Format, StateDict]:
         """The format and the memory-mapped tensors, whose data has not been read."""
-        format, state = identify(find_tensors(self.path, lazy=True), self.format)
-        self.format = format.name  # for `model`
-        return format, state
+        return self._open(lazy=True)
 
     def describe(self, overrides: Mapping[str, Any]) -> Description:
         """Infer the config and check the names and shapes of all tensors without reading their data."""
@@ -117,8 +114,7 @@ class ForeignCheckpoint:
         self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
     ) -> Model:
         """Build the model and warn about uncertain assumptions."""
-        opened = identify(find_tensors(self.path), self.format)
-        plan = self._plan(*opened, overrides, image_size, new_head=num_classes is not None)
+        plan = self._plan(*self._open(), overrides, image_size, new_head=num_classes is not None)
         if plan.warning:
             warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # points to the call of vitreous.load
         model, state = plan.blank, plan.state
@@ -126,6 +122,12 @@ class ForeignCheckpoint:
         state.forget()  # pages of tensors that were combined into new ones
         native = image_size is None or as_size(image_size) == plan.config.image_size
         return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
+
+    def _open(self, lazy: bool = False) -> tuple[Format, StateDict]:
+        state = find_tensors(self.path, lazy)
+        self.identified = self.identified or identify(state, self.format)
+        format, prefix = self.identified
+        return format, under(state, prefix)
 
     def _plan(
         self, format: Format, opened: StateDict, overrides: Mapping[str, Any], image_size: Any, new_head: bool
@@ -164,9 +166,15 @@ class ForeignCheckpoint:
         return _Plan(config, format, state, table, build_blank(config), provenance, builder.warning)
 
 
-def write_foreign(model: ViT, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> None:
+def write_foreign(model: Model, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> None:
     """Write a model atomically in another format. Without `lossy`, numeric differences raise `UnsupportedByFormat`."""
     config, target = model.config, Path(path)
+    if format.read_only:
+        raise UnsupportedByFormat(f"checkpoints in the format {format.name!r} can be read but not written; {NATIVE}")
+    if not isinstance(config, ViTConfig):
+        part = "" if model.backbone is model else ", or save its .backbone"
+        reason = f"can only hold a plain ViT, but the model is a {config.summary}"
+        raise UnsupportedByFormat(f"the format {format.name!r} {reason}; {NATIVE}{part}")
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
         raise ValueError(f"{target} must end in {usual} for {format.title}")
@@ -226,7 +234,7 @@ class Checkpoint:
 
 def is_hub(source: str | Path) -> bool:
     """Return True if the source starts with `hf-hub:`."""
-    return str(source).startswith(PREFIX)
+    return str(source).startswith(HUB_PREFIX)
 
 
 def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint:
@@ -312,11 +320,6 @@ def save(
     repository = None if push_to is None else check_destination(push_to)
     if format == "vitreous":
         save_folder(model, path, provenance)
-    elif not isinstance(model, ViT):
-        kind, part = type(model).__name__, "" if model.backbone is model else ", or save its .backbone"
-        raise UnsupportedByFormat(
-            f"{format} files can only be written for ViT models, got {kind}: use format='vitreous'{part}"
-        )
     else:
         write_foreign(model, format_named(format), path, lossy)
     if repository is not None:

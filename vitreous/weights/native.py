@@ -21,10 +21,8 @@ from vitreous.common.atomic_files import atomic_folder, recover
 from vitreous.common.checks import as_size, path_suggestion, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
-from vitreous.model.config import AnyConfig
+from vitreous.model import PRESETS, AnyConfig, Model, ModelConfig
 from vitreous.model.meta_build import build_blank, fill
-from vitreous.model.presets import PRESETS
-from vitreous.model.protocol import Model, ModelConfig
 from vitreous.weights.card import model_card
 from vitreous.weights.catalog import BY_PRESET, hub_hint, name_hint
 from vitreous.weights.io.errors import BadCheckpoint

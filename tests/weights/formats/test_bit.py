@@ -38,12 +38,32 @@ def test_model_without_a_head_gives_timm_outputs(tmp_path: Path) -> None:
     check_close(ours, theirs, (64, 64))
 
 
-def test_bare_file_is_read_with_a_warning(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "x.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+@pytest.mark.parametrize(("name", "format"), [("resnetv2_50x1_bit.safetensors", None), ("x.safetensors", "bit")])
+def test_bare_file_is_read_if_it_is_named_bit(name: str, format: str | None, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.warns(vitreous.AssumptionWarning, match="preprocessing"):
-        model = vitreous.load(tmp_path / "x.safetensors")
+        model = vitreous.load(tmp_path / name, format=format)
     images = torch.randn(1, 3, 64, 64)
     assert torch.equal(model.eval()(images), vitreous.load(folder)(images))
+
+
+def test_bare_file_of_a_resnet_without_standardisation_is_rejected(tmp_path: Path) -> None:
+    """Its tensors have the same names and shapes as BiT's, but its convolutions are plain."""
+    timm = import_timm()
+    parts = {"norm_layer": timm.layers.GroupNormAct, "conv_layer": timm.layers.create_conv2d}
+    small = {"layers": (1, 1), "channels": (128, 256), "stem_chs": 32, "num_classes": 3}
+    plain = timm.models.resnetv2.ResNetV2(**parts, **small).state_dict()
+    bit = timm.models.resnetv2.ResNetV2(stem_type="fixed", **small).state_dict()
+    assert {name: weight.shape for name, weight in plain.items()} == {
+        name: weight.shape for name, weight in bit.items()
+    }
+    for state in (plain, bit):
+        torch.save(state, tmp_path / "x.pth")
+        with pytest.raises(BadCheckpoint, match=r"standardisation.* format='bit'.*--from bit"):
+            vitreous.load(tmp_path / "x.pth")
+    torch.save({"arch": "resnetv2_50_gn", "state_dict": plain}, tmp_path / "x.pth")
+    with pytest.raises(BadCheckpoint, match="timm's resnetv2_50_gn, which is not supported"):
+        vitreous.load(tmp_path / "x.pth")
 
 
 def test_other_resnets_are_rejected(folder: Path, tmp_path: Path) -> None:
@@ -57,7 +77,7 @@ def test_other_resnets_are_rejected(folder: Path, tmp_path: Path) -> None:
 
 def test_format_is_not_written(folder: Path, tmp_path: Path) -> None:
     for model in (vitreous.load(folder), vitreous.create("ViT-Lite-6/4")):
-        with pytest.raises(UnsupportedByFormat):
+        with pytest.raises(UnsupportedByFormat, match="'bit' can be read but not written"):
             vitreous.save(model, tmp_path / "x", format="bit")
     vitreous.save(vitreous.load(folder), tmp_path / "own")
     images = torch.randn(1, 3, 64, 64)

@@ -3,11 +3,10 @@
 import base64
 import io
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-import torch
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from PIL import Image
@@ -15,9 +14,9 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.inference.engine import Embedding
-from vitreous.inference.mask_images import palette
-from vitreous.inference.predictor import Segmentation, SegmentPredictor
+from vitreous.inference.engine import Embedding, Images
+from vitreous.inference.mask_images import background_of, hex_colours, palette
+from vitreous.inference.predictor import Segmentation
 from vitreous.model.base_config import Task
 from vitreous.model.top_labels import top_labels
 from vitreous.serving.api import schemas
@@ -30,7 +29,6 @@ from vitreous.serving.models import ServedModel
 from vitreous.serving.requests import find_model, read_image
 from vitreous.serving.settings import Settings
 
-NOT_SUPPORTED: dict[Task, str] = {"classify": "no_head", "embed": "no_embedding", "segment": "no_masks"}
 PRIORITIES = {
     "attention": Priority.QUICK,
     "rollout": Priority.MEDIUM,
@@ -50,7 +48,7 @@ def router(
     async def compute(request: Request, one: ServedModel, task: Task) -> Any:
         if task not in computes[one.id]:
             message = f"the model {one.id!r} does not support /v1/{task}; use /v1/{one.model.config.task}"
-            raise ApiError(409, NOT_SUPPORTED[task], message)
+            raise ApiError(409, ENDPOINTS[task].missing, message)
         image = await read_image(request, settings)
         result = scheduler.batch((one.id, task), image.data, computes[one.id][task], image.large)
         return await result_for(request, result, request.scope["deadline"] - time.monotonic(), settings.timeout)
@@ -84,23 +82,10 @@ def router(
         Attention and rollout do not show why a class is predicted. Occlusion measures the effect of hiding patches.
         """
         one = service.model(model)
-        about_class = method in CLASS_MAPS
         _ = one.vit  # reject models without attention before reading the image
-        index = one.target(target) if about_class else None
-
-        def explained(session: Session, id: str, size: Size) -> dict[str, Any]:
-            summary = numbers.image_summary(session, id, size)
-            top = summary["predictions"][0]["index"] if about_class and index is None else index
-            found = numbers.importance(session, method, top)
-            values, columns = found["values"], found["grid"][1]
-            rows = [values[start : start + columns] for start in range(0, len(values), columns)]
-            return {
-                "method": method, "target": found["target"], "grid": found["grid"], "seen": summary["seen"],
-                "picture": summary["picture"], "values": rows, "predictions": summary["predictions"], "model": one.id,
-            }  # fmt: skip
-
+        index = one.target(target) if method in CLASS_MAPS else None
         image = await read_image(request, settings)
-        name = ("explain", method, index)
+        name, explained = ("explain", method, index), partial(_explanation, one.id, method, index)
         result = await service.respond_to_upload(request, one, image, name, explained, PRIORITIES[method])
         return Response(result.body, media_type=result.kind)
 
@@ -114,35 +99,61 @@ def router(
     return routes
 
 
-# ---- Computing a batch -----------------------------------------------------------------------------------------------
+# ---- Computing a response --------------------------------------------------------------------------------------------
 
 
 def computations(served: ServedModel) -> dict[Task, Compute]:
     """Return, for each supported task, a function that processes a batch of images."""
-    predictor, labels = served.predictor, served.labels
-    if isinstance(predictor, SegmentPredictor):
-        # One image at a time: at full size, the scores of a batch may not fit in memory.
-        return {"segment": lambda images: [_mask(predictor, labels, one) for data in images for one in predictor(data)]}
-    found: dict[Task, Compute] = {"embed": lambda images: _vectors(predictor.stream_embeddings(images), Tensor.numpy)}
-    if served.model.config.task == "classify":
-        softmax = partial(torch.softmax, dim=-1)
-        found["classify"] = lambda images: _vectors(predictor.stream_logits(images), softmax)
-    return found
+
+    def compute(task: Task, stream: Callable[[Images], Iterator[Any]], images: Sequence[bytes]) -> list[Any]:
+        convert, results = ENDPOINTS[task].convert, stream(images)
+        return [convert(served, one) if one.error is None else unreadable(one.error) for one in results]
+
+    return {task: partial(compute, task, stream) for task, stream in served.predictor.answers().items()}
 
 
-def _vectors(results: Iterable[Embedding], convert: Callable[[Tensor], Any]) -> list[Any]:
-    return [unreadable(one.error) if one.vector is None else convert(one.vector) for one in results]
+def _explanation(
+    model: str, method: MapName, index: int | None, session: Session, id: str, size: Size
+) -> dict[str, Any]:
+    """Compute an importance map for one class, by default the most probable one, or for all outputs."""
+    summary = numbers.image_summary(session, id, size)
+    top = summary["predictions"][0]["index"] if method in CLASS_MAPS and index is None else index
+    found = numbers.importance(session, method, top)
+    values, columns = found["values"], found["grid"][1]
+    rows = [values[start : start + columns] for start in range(0, len(values), columns)]
+    return {
+        "method": method, "target": found["target"], "grid": found["grid"], "seen": summary["seen"],
+        "picture": summary["picture"], "values": rows, "predictions": summary["predictions"], "model": model,
+    }  # fmt: skip
 
 
-def _mask(predictor: SegmentPredictor, labels: Sequence[str], result: Segmentation) -> dict[str, Any] | ApiError:
+def _vector(served: ServedModel, result: Embedding) -> Tensor | None:
+    return result.vector
+
+
+def _mask(served: ServedModel, result: Segmentation) -> dict[str, Any]:
     """Encode a mask as a PNG whose palette indices are the classes, and list its classes, largest first."""
-    if result.mask is None:
-        return unreadable(result.error)
-    image, file = Image.fromarray(result.mask), io.BytesIO()
-    image.putpalette(palette(predictor.background).tobytes())
+    assert result.mask is not None
+    image, file, colours = Image.fromarray(result.mask), io.BytesIO(), hex_colours(result.labels)
+    image.putpalette(palette(background_of(result.labels)).tobytes())
     image.save(file, "PNG")
-    fractions, colours = result.fractions(predictor.config.num_classes), predictor.colours()
-    order = sorted((index for index, share in enumerate(fractions) if share), key=lambda index: -fractions[index])
-    classes = [{"index": i, "label": labels[i], "color": colours[i], "share": fractions[i]} for i in order]
+    classes = [
+        {"index": i, "label": served.labels[i], "color": colours[i], "share": fraction}
+        for i, fraction in result.largest_classes()
+    ]
     mask = base64.b64encode(file.getvalue()).decode()
     return {"classes": classes, "width": image.width, "height": image.height, "mask": mask}
+
+
+class Endpoint(NamedTuple):
+    """Error code if a model does not support a task, and the conversion of a result in the worker thread."""
+
+    missing: str
+    convert: Callable[[ServedModel, Any], Any]
+
+
+ENDPOINTS: dict[Task, Endpoint] = {
+    "classify": Endpoint("no_head", _vector),
+    "embed": Endpoint("no_embedding", _vector),
+    "segment": Endpoint("no_masks", _mask),
+}

@@ -28,7 +28,7 @@ from vitreous.explanation.importance_maps import (
     rollout_map,
 )
 from vitreous.explanation.pca_and_similarity import cosines, pca_colours
-from vitreous.inference.mask_images import background_of, palette
+from vitreous.inference.mask_images import hex_colours
 from vitreous.model.block import Block
 from vitreous.model.options import IGNORED
 from vitreous.model.patch import cut
@@ -72,7 +72,7 @@ def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], 
 def predictions(session: Session) -> list[dict[str, Any]] | None:
     """Return the top classes; None if the model is not a classifier."""
     model = session.inspected.model
-    if model.config.task != "classify":
+    if not model.config.backbone.num_classes:
         return None
     scores = session.captured.logits() if model.config.has_attention else model(session.image)
     return top_classes(session.inspected.labels, scores[0].softmax(dim=-1), TOP)
@@ -250,7 +250,7 @@ def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
 
     def make() -> np.ndarray:
         model, config, (gh, gw) = inspected.model, inspected.model.config, inspected.grid
-        if config.task != "segment":
+        if not config.output_kind.per_pixel:
             raise ApiError(409, "no_masks", f"{inspected.id} is not a segmentation model")
         (ph, pw) = config.patch_stride
         ids = model(session.image)[0].argmax(dim=0).to(torch.uint8)
@@ -262,13 +262,13 @@ def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
 
 def segments(session: Session) -> list[dict[str, Any]] | None:
     """Return the classes in the mask, largest first; None if the model is not a segmenter."""
-    if session.inspected.model.config.task != "segment":
+    if not session.inspected.model.config.output_kind.per_pixel:
         return None
     ids, labels = mask(session), session.inspected.labels
     counts = np.bincount(ids[ids != IGNORED].ravel(), minlength=1)
-    fractions, colours = counts / counts.sum(), palette(background_of(labels))
+    fractions, colours = counts / counts.sum(), hex_colours(labels)
     return [
-        {**class_entry(labels, i), "color": "#" + colours[i].tobytes().hex(), "share": round(fractions[i], 6)}
+        {**class_entry(labels, i), "color": colours[i], "share": round(fractions[i], 6)}
         for i in map(int, np.argsort(-counts, kind="stable"))
         if counts[i]
     ]

@@ -69,6 +69,7 @@ class Format(ABC):
     roots: ClassVar[Sequence[str]] = ("",)  # possible prefixes of all tensor names
     renames: ClassVar[Sequence[tuple[str, str]]] = ()  # (pattern, replacement) for names of other versions
     ignored: ClassVar[Sequence[str]] = ()  # patterns of tensor names to ignore
+    read_only: ClassVar[bool] = False
     suffixes: ClassVar[Sequence[str]] = ()  # accepted when writing; if empty, any file or a folder can be written
     file_name: ClassVar[str] = "model.safetensors"  # weight file in a folder
     missing: ClassVar[Sequence[str]] = ()  # unsupported options (see CHECKS in write_checks.py)
@@ -88,6 +89,10 @@ class Format(ABC):
     def confirms(self, state: StateDict) -> bool:
         """Return False if shapes or values indicate another format with the same signature."""
         return True
+
+    def ambiguity(self, state: StateDict) -> str:
+        """Return why a checkpoint with this signature may be another model, or "" if it cannot be."""
+        return ""
 
     def normalise(self, state: StateDict) -> StateDict:
         """Rename the tensors of any version of the library to the names in `table`."""

@@ -1,38 +1,46 @@
 """BiT ResNets with timm's names (`resnetv2.py`), as in timm's copies of Google's weights. They can only be read."""
 
 import re
+from pathlib import Path
 from typing import Any
 
-from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.config import ResNetConfig
 from vitreous.model.options import Preprocessing
 from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import Row, reshape, row, rows
-from vitreous.weights.formats.timm.config import TimmConfig
+from vitreous.weights.formats.timm.config import TimmConfig, names_in
 from vitreous.weights.formats.timm.format import stem_units
 from vitreous.weights.io.errors import BadCheckpoint
 
 ROOT = "stem.conv.weight"
 UNIT = "stages.{}.blocks.{}.conv1.weight"
 HEAD = "head.fc.weight"
+ARCHITECTURE = re.compile(r"resnetv2_\w+")
+BIT = re.compile(r"resnetv2_\d+x\d+_bit\w*")
 
 
 class Bit(Format):
     name = "bit"
     title = "BiT in timm"
     config_class = ResNetConfig
+    read_only = True
     signatures = ((ROOT, "stages.0.blocks.0.norm1.weight", "stages.0.blocks.0.downsample.conv.weight", "norm.weight"),)
+
+    def ambiguity(self, state: StateDict) -> str:
+        unnamed = "its name is unknown, and timm's other ResNets with GroupNorm have the same tensors"
+        return "" if _architecture(state) else f"{unnamed} (without weight standardisation, so with other outputs)"
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         width, channels, *_ = state.shape(ROOT, 4)
         stages = [state.count(UNIT.format(stage, "{i}")) for stage in range(state.count(UNIT.format("{i}", 0)))]
         classes = state.shape(HEAD, 4)[0] if HEAD in state.tensors else 0
         builder.set(width=width, channels=channels, stages=tuple(stages), num_classes=classes)
+        if (architecture := _architecture(state)) and not BIT.fullmatch(architecture):
+            raise BadCheckpoint(f"{state.path} is timm's {architecture}, which is not supported")
         if "architecture" not in state.config:
-            builder.assume("as in BiT; other ResNets have the same tensors", preprocessing=Preprocessing())
+            builder.assume("as in BiT", preprocessing=Preprocessing())
             return
         config = TimmConfig.of(state)
-        if not re.fullmatch(r"resnetv2_\d+x\d+_bit\w*", config.architecture):
-            raise BadCheckpoint(f"{state.path} is timm's {config.architecture}, which is not supported")
         builder.set(preprocessing=config.preprocessing(channels), labels=config.labels(classes))
         if config.image_size is not None:
             builder.set(image_size=config.image_size)
@@ -51,5 +59,10 @@ class Bit(Format):
             table += rows("head", "head.fc", reshape((-1, width), (-1, width, 1, 1)))
         return table
 
-    def unsupported(self, config: ViTConfig) -> list[str]:
-        return ["this format is only read, not written"]
+
+def _architecture(state: StateDict) -> str:
+    """Return timm's architecture name from config.json, the metadata or the path, or "" if they have none."""
+    if "architecture" in state.config:
+        return str(state.config["architecture"])
+    names = names_in(Path(state.model_name)) + names_in(state.path)
+    return next((name for name in names if ARCHITECTURE.fullmatch(name)), "")

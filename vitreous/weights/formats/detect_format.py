@@ -62,12 +62,22 @@ def format_named(name: str) -> Format:
     return next(format for format in FORMATS if format.name == canonical_name(name))
 
 
-def identify(state: StateDict, name: str | None = None) -> tuple[Format, StateDict]:
-    """Return the format of a checkpoint (detected unless `name` is given), and the part that contains the model."""
-    detected = _recognise(state)
+def identify(state: StateDict, name: str | None = None) -> tuple[Format, str]:
+    """Return the format of a checkpoint (detected unless `name` is given), and the prefix of the model's tensors."""
+    detected, prefix = _recognise(state), ""
     if detected is None and len(state.tensors) <= MAX_SEARCHED:
-        detected, state = _search_prefixes(state)
-    return (_supported(state, detected) if name is None else format_named(name)), state
+        detected, prefix = _search_prefixes(state)
+    return (_supported(under(state, prefix), detected) if name is None else format_named(name)), prefix
+
+
+def under(state: StateDict, prefix: str) -> StateDict:
+    """Return the part of a checkpoint below a prefix, with a summary of the tensors outside of it."""
+    if not prefix:
+        return state
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)}
+    ignored = _summary([name for name in state.tensors if not name.startswith(prefix)], prefix)
+    inside = (*state.inside, prefix.rstrip(".")) if ignored else state.inside
+    return dataclasses.replace(state, tensors=tensors, inside=inside, ignored=ignored)
 
 
 def _recognise(state: StateDict) -> Format | None:
@@ -82,14 +92,18 @@ def _supported(state: StateDict, detected: Format | None) -> Format:
     if detected is None:
         names = ", ".join(shown(name) for name in list(state.tensors)[:4])
         raise BadCheckpoint(f"{state.path} has an unknown format (tensors: {names}, ...). {known}")
+    if reason := detected.ambiguity(state):
+        command = f"vitreous convert SRC DST --to vitreous --from {detected.name}"
+        remedy = f"pass format={detected.name!r}, or convert the checkpoint once with `{command}`"
+        raise BadCheckpoint(f"{state.path} may be {detected.title}, but {reason}. If it is, {remedy}")
     return detected
 
 
 # ---- Models under a prefix -------------------------------------------------------------------------------------------
 
 
-def _search_prefixes(state: StateDict) -> tuple[Format | None, StateDict]:
-    """Return the format and tensors of the model under a prefix, or None and the unchanged checkpoint."""
+def _search_prefixes(state: StateDict) -> tuple[Format | None, str]:
+    """Return the format and prefix of the model under a prefix, or None and "" if there is none."""
     parts = _parts(state.tensors)
     models: dict[str, Format] = {}
     last = None
@@ -103,11 +117,9 @@ def _search_prefixes(state: StateDict) -> tuple[Format | None, StateDict]:
                 f"{state.path} is the state dict of a Vitreous model without its config. Save the model with "
                 "vitreous.save(model, folder), or use load_state_dict on a model with the same config"
             )
-        return None, state
+        return None, ""
     prefix = _choose(state, {prefix: parts[prefix] for prefix in models})
-    ignored = _summary([name for name in state.tensors if not name.startswith(prefix)], prefix)
-    inside = (*state.inside, prefix.rstrip(".")) if ignored else state.inside
-    return models[prefix], dataclasses.replace(state, tensors=parts[prefix], inside=inside, ignored=ignored)
+    return models[prefix], prefix
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

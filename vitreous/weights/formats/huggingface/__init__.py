@@ -1,1 +1,8 @@
-"""transformers checkpoints: `format.py` maps tensors; `config.py` and `processor.py` read and write JSON files."""
+"""transformers checkpoints: ViT, DeiT, DINOv2 and others.
+
+`format.py` maps tensors; `config.py` reads and writes config.json, and `processor.py` preprocessor_config.json.
+"""
+
+from vitreous.weights.formats.huggingface.format import HuggingFace
+
+__all__ = ["HuggingFace"]

@@ -1,0 +1,58 @@
+"""`vitreous info`: presets and checkpoints as tables and JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import CommandLine
+from vitreous.model import PRESETS
+
+
+def test_a_missing_path_is_reported_as_a_checkpoint(command: CommandLine, tmp_path: Path) -> None:
+    done = command("info", tmp_path / "missing.pth")
+    assert done.returncode == 1
+    assert "no checkpoint" in done.stderr
+
+
+@pytest.mark.slow
+def test_json(command: CommandLine) -> None:
+    done = command("info", "ViT-Ti/16", "--image-size", "224", "320", "--num-classes", "10", "--json")
+    answer = json.loads(done.stdout)
+    assert answer["parameters"] == 5_717_416 - 192 * 990 - 990 + 192 * 84  # fewer classes, more positions
+    assert answer["tokens"] == 1 + 14 * 20
+    assert answer["config"]["image_size"] == [224, 320]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViT-B/16", "R50+ViT-B/16", "DINOv2-S/14-reg", "BiT-R50x1"])
+def test_table(command: CommandLine, name: str) -> None:
+    done = command("info", name)
+    assert done.returncode == 0
+    assert name in done.stdout
+    assert "GMACs" in done.stdout
+
+
+def test_every_preset_is_listed(command: CommandLine) -> None:
+    listed = command("info").stdout
+    assert all(name in listed for name in PRESETS)
+    assert set(json.loads(command("info", "--json").stdout)) == set(PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--jsn"], 2, "--json"),
+        (["--num-classes", "many"], 2, "--num-classes"),
+        (["ViT-B16"], 2, "there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?)"),
+        (["ViT-B/16", "--image-size", "225"], 2, "use 224 x 224 or 240 x 240"),
+        (["ViT-B/16", "--image-size", "1", "2", "3"], 2, "must be one integer (square) or two"),
+        (["ViT-B/16", "--num-classes", "-5"], 2, "num_classes is -5"),
+    ],
+)
+def test_invalid_arguments_exit_with_a_reason(
+    command: CommandLine, arguments: list[str], status: int, message: str
+) -> None:
+    done = command("info", *arguments)
+    assert done.returncode == status
+    assert message in " ".join(done.stderr.split())
