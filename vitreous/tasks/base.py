@@ -86,6 +86,10 @@ class Task(ABC):
     complete_checkpoint: ClassVar[bool] = False  # True if `evaluate_best` can evaluate a checkpoint
     labelled: ClassVar[bool] = True  # False if the task needs no labels
     masks: ClassVar[bool] = False  # True if batches contain masks
+    cpu_batch: ClassVar[int] = (
+        64  # default batch size, and minimum and maximum steps, on a CPU, where a small model takes
+    )
+    cpu_steps: ClassVar[tuple[int, int]] = (300, 1_500)  # about a third of a second per step
     lora: ClassVar[bool] = False  # True if LoRA is the default for fine-tuning on few images
     fine_tuning_side: ClassVar[int] = 224  # default image size for fine-tuning a checkpoint with larger images
     fine_tuning_batch: ClassVar[int] = 64  # default batch size for fine-tuning on few images

@@ -57,6 +57,7 @@ class Segment(Task):
 
     metric, train_metric = "miou", "pixel_accuracy"
     complete_checkpoint = masks = True
+    cpu_batch, cpu_steps = 32, (300, 1_000)
     fine_tuning_side, fine_tuning_batch = 336, 32  # finer outlines need more patches
     options = frozenset({*vars(Segmenting()), "mixup", "cutmix"})  # rejected by the mask augmentation
     next_steps = (

@@ -55,10 +55,8 @@ from vitreous.weights.native import check_not_swapped
 
 TASKS: dict[str, type[Task]] = {"classify": Classify, "segment": Segment, "mae": Mae, "mpp": Mpp}
 
-# Minimum and maximum number of steps. A small model takes about a third of a second per step on a CPU. Fine-tuning
-# converges in fewer steps (see docs/measured.md), and its models are larger.
-STEPS, CPU_STEPS = (600, 40_000), (300, 1_500)
-FINE_TUNING_STEPS, CPU_FINE_TUNING_STEPS = (400, 1_500), (100, 500)
+# Minimum and maximum number of steps. Fine-tuning converges in fewer steps (see docs/measured.md).
+STEPS, FINE_TUNING_STEPS, CPU_FINE_TUNING_STEPS = (600, 40_000), (400, 1_500), (100, 500)
 # Minimum number of steps between evaluations (an epoch can be as short as two steps), and of evaluations per run.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
 GPU_BATCH = 512  # largest default batch size
@@ -173,7 +171,10 @@ class _Choices:
             self.pick(Choice("layer_decay", 0.75, "for fine-tuning"))
 
     def batch_size(self) -> Choice:
-        ideal, reason = (GPU_BATCH if self.device == "cuda" else 64), f"for {self.count} images on {self.device}"
+        ideal, reason = (
+            (GPU_BATCH if self.device == "cuda" else self.task.cpu_batch),
+            f"for {self.count} images on {self.device}",
+        )
         if self.config.init is not None and self.task.labelled:
             ideal = self.task.fine_tuning_batch * (4 if self.count > LORA_IMAGES else 1)
         if self.device == "cuda" or self.config.batch_size == "auto":
@@ -202,7 +203,7 @@ class _Choices:
                 least, most = CPU_FINE_TUNING_STEPS if self.device == "cpu" else FINE_TUNING_STEPS
                 usual, fewest = (10, 1) if self.device == "cpu" else (25, 3)
             else:
-                least, most = CPU_STEPS if self.device == "cpu" else STEPS
+                least, most = self.task.cpu_steps if self.device == "cpu" else STEPS
                 large = self.count > 100_000 and self.side > SMALL
                 usual, fewest = (300 if large else 100), 1
             epochs = max(min(usual, most // per_epoch), math.ceil(least / per_epoch), fewest)
