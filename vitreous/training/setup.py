@@ -147,7 +147,7 @@ class _Choices:
             height, width = start.image_size
             if height * width <= LARGEST**2:
                 return Choice("image_size", (height, width), "from the checkpoint", apply=False)
-            small = self.side <= SMALL and (self.device == "cpu" or self.count > LORA_IMAGES)
+            small = self.side < 160 if self.device == "cpu" else self.side <= SMALL and self.count > LORA_IMAGES
             pixels = 112 if small else 224 if self.device == "cpu" else self.task.fine_tuning_side
             side = _tiled(lambda side: start.resized((side, side)), pixels)
             return Choice("image_size", (side,), f"{reason}; the checkpoint has {height} x {width}")
