@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.common.checks import BadValue, as_size, fail
+from vitreous.common.checks import BadValue, fail
 from vitreous.common.text import plural
 from vitreous.common.threads import cores
 from vitreous.data.augment.config import Augmentation
@@ -46,6 +46,7 @@ from vitreous.training.distributed import World, parallelise, synchronise
 from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
 from vitreous.training.progress import StepResult, check_tensorboard
 from vitreous.weights.catalog import BY_PRESET
+from vitreous.weights.hub import HubUnavailable
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import Checkpoint, open_checkpoint
 from vitreous.weights.native import check_not_swapped
@@ -54,12 +55,13 @@ from vitreous.weights.native import check_not_swapped
 
 TASKS: dict[str, type[Task]] = {"classify": Classify, "segment": Segment, "mae": Mae, "mpp": Mpp}
 
-# Minimum and maximum number of steps. A small model takes about a third of a second per step on a CPU.
-STEPS, CPU_STEPS = (600, 40_000), (300, 1_500)
+# Minimum and maximum number of steps. Fine-tuning converges in fewer steps (see docs/measured.md).
+STEPS, FINE_TUNING_STEPS, CPU_FINE_TUNING_STEPS = (600, 40_000), (400, 1_500), (100, 500)
 # Minimum number of steps between evaluations (an epoch can be as short as two steps), and of evaluations per run.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
 GPU_BATCH = 512  # largest default batch size
-CPU_SIDE = 224  # largest automatic image size on a CPU
+LORA_IMAGES = 20_000  # with more images, fine-tuning all weights is better than LoRA
+LARGEST = 256  # a checkpoint with a larger image size is fine-tuned at a smaller one by default
 FEW = 2_000  # with fewer images, --init is recommended
 MANY = 100_000  # with more images, --init auto uses a smaller model, to keep the run short
 
@@ -102,14 +104,16 @@ class _Choices:
     def complete(self) -> Chosen:
         config = self.config
         if config.model is None and config.init is None:
-            self.pick(*self.task.choose_model(config, self.count, self.side))
+            self.pick(*self.task.choose_model(config, self.count, self.side, self.device))
         if not config.image_size:
             self.pick(self.image_size())
         self.pick(*self.task.choose_options(self.config, self.data, self.init))
+        self.trained_weights()
         if not isinstance(config.batch_size, int):
             self.pick(self.batch_size())
         self.augmentation()
         self.length()
+        self.optimizer()
         if config.optim.lr is None:
             self.pick(learning_rate(self.config))
         if config.workers is None:
@@ -138,27 +142,46 @@ class _Choices:
                 self.config = with_fields(self.config, {name: value})
 
     def image_size(self) -> Choice:
+        reason = f"for images of about {self.side} pixels on {self.device}"
         if (start := checkpoint_config(self.config, self.init)) is not None:
             height, width = start.image_size
-            side = _tiled(lambda side: start.resized((side, side)), CPU_SIDE)
-            if self.device != "cpu" or height * width <= max(CPU_SIDE, side) ** 2:
+            if height * width <= LARGEST**2:
                 return Choice("image_size", (height, width), "from the checkpoint", apply=False)
-            times = f"{height * width / side**2:.2g}"
-            return Choice(
-                "image_size", (side,), f"the checkpoint's {height} x {width} takes {times} times as long on a CPU"
-            )
+            small = self.side < 160 if self.device == "cpu" else self.side <= SMALL and self.count > LORA_IMAGES
+            pixels = 112 if small else 224 if self.device == "cpu" else self.task.fine_tuning_side
+            side = _tiled(lambda side: start.resized((side, side)), pixels)
+            return Choice("image_size", (side,), f"{reason}; the checkpoint has {height} x {width}")
         large = 224 if self.side >= 160 and self.device != "cpu" else 128 if self.side >= 96 else 64
         pixels = min(max(-(-self.side // 4) * 4, 16), 32) if self.side <= SMALL else large
         model, overrides = self.config.model or "", self.config.overrides
         side = _tiled(lambda side: configure(model, image_size=side, overrides=overrides), pixels)
-        return Choice("image_size", (side,), f"for images of about {self.side} pixels on {self.device}")
+        return Choice("image_size", (side,), reason)
+
+    def trained_weights(self) -> None:
+        """Choose between LoRA and fine-tuning all weights, and the layer decay."""
+        config, start = self.config, checkpoint_config(self.config, self.init)
+        if start is None or not self.task.labelled:
+            self.config = with_fields(config, {"train_only": config.train_only or "all"})
+            return
+        if config.train_only is None and self.suits_lora():
+            self.pick(Choice("train_only", "lora", f"better than training all weights on {self.count} images"))
+        elif config.train_only is None:
+            self.pick(Choice("train_only", "all", f"for {self.count} images and this checkpoint"))
+        if config.optim.layer_decay is None and self.config.train_only == "all" and start.backbone.has_attention:
+            self.pick(Choice("layer_decay", 0.75, "for fine-tuning"))
 
     def batch_size(self) -> Choice:
-        ideal, reason = (GPU_BATCH if self.device == "cuda" else 64), f"for {self.count} images on {self.device}"
-        if self.config.batch_size == "auto":
+        ideal, reason = (
+            (GPU_BATCH if self.device == "cuda" else self.task.cpu_batch),
+            f"for {self.count} images on {self.device}",
+        )
+        if self.config.init is not None and self.task.labelled:
+            ideal = self.task.fine_tuning_batch * (4 if self.count > LORA_IMAGES else 1)
+        if self.device == "cuda" or self.config.batch_size == "auto":
             model = self.task.planned_config(self.config, self.data, self.init)
-            ideal = self.processes * fitting_batch(model, free_memory(self.device))
-            reason = "fits in half of the free memory"
+            fitting = self.processes * fitting_batch(model, free_memory(self.device))
+            if self.config.batch_size == "auto" or fitting < ideal:
+                ideal, reason = fitting, "fits in half of the free memory"
         parts = self.processes * self.config.accumulate
         return Choice("batch_size", batch_size(self.count, ideal, parts), reason)
 
@@ -176,15 +199,39 @@ class _Choices:
         assert isinstance(self.config.batch_size, int)
         per_epoch = max(self.count // self.config.batch_size, 1)
         if self.config.epochs is None and self.config.steps is None:
-            least, most = CPU_STEPS if self.device == "cpu" else STEPS
-            large = self.count > 100_000 and self.side > SMALL
-            usual = 20 if self.config.init is not None else 300 if large else 100
-            epochs = max(min(usual, most // per_epoch), math.ceil(least / per_epoch), 1)
+            if self.config.init is not None and self.task.labelled:
+                least, most = CPU_FINE_TUNING_STEPS if self.device == "cpu" else FINE_TUNING_STEPS
+                usual, fewest = (10, 1) if self.device == "cpu" else (25, 3)
+            else:
+                least, most = self.task.cpu_steps if self.device == "cpu" else STEPS
+                large = self.count > 100_000 and self.side > SMALL
+                usual, fewest = (300 if large else 100), 1
+            epochs = max(min(usual, most // per_epoch), math.ceil(least / per_epoch), fewest)
             self.pick(Choice("epochs", epochs, f"{plural(per_epoch, 'step')} per epoch, on {self.device}"))
         total = self.config.epochs or (self.config.steps or 1) / per_epoch
         every = min(math.ceil(EVALUATED_STEPS / per_epoch), int(total / EVALUATIONS))
         if self.config.evaluate_every is None and every > 1:
             self.pick(Choice("evaluate_every", every, f"{plural(per_epoch, 'step')} per epoch"))
+
+    def suits_lora(self) -> bool:
+        """True if LoRA is better than fine-tuning all weights. Options that have no effect with LoRA rule it out."""
+        assert self.init is not None
+        description, optim = self.init.describe(self.config.overrides), self.config.optim
+        # Masked autoencoders need all weights to be trained, and our own runs start from less data.
+        suited = description.provenance.get("format") != "mae" and "run" not in description.provenance
+        free = self.config.parallel != "fsdp" and optim.layer_decay is None and optim.optimizer in (None, "adamw")
+        fits = description.config.backbone.has_attention and self.count < LORA_IMAGES
+        return self.task.lora and suited and free and fits
+
+    def optimizer(self) -> None:
+        """Choose Muon for training a ViT from scratch, unless a learning rate was set, which may be for AdamW."""
+        config = self.config
+        if config.optim.optimizer is None:
+            scratch = config.init is None and config.optim.lr is None and self.task.labelled
+            if scratch and configure(config.model or "").has_attention:
+                self.pick(Choice("optimizer", "muon", "for training from scratch"))
+            else:
+                self.config = with_fields(config, {"optimizer": "adamw"})
 
     def workers(self) -> Choice:
         if self.config.augment.crop != "resized" and is_array(self.data.train):
@@ -200,31 +247,23 @@ def open_pretrained(
 ) -> tuple[TrainConfig, Checkpoint | None, list[str]]:
     """Replace --init auto by the pretrained weights for the data and the device; return them with notes.
 
-    If they cannot be downloaded, the run starts from scratch.
+    If the Hub cannot be reached, the run starts from scratch.
     """
     count, side, device = len(data.train), typical_side(data.train), world.device.type
     about = f"{count} images of about {side} pixels on {device}"
-    if side <= SMALL and device == "cpu" and config.train_only == "all":
+    trains_all = config.train_only in (None, "all")
+    if side <= SMALL and device == "cpu" and trains_all:
         return dataclasses.replace(config, init=None), None, [f"init = none (training from scratch suits {about})"]
     large = device == "cuda" and count <= MANY
     name = "dinov2-b" if large else "dinov2-s"
-    notes = [f"init = {name} ({'better' if large else 'faster'} than dinov2-{'s' if large else 'b'}; for {about})"]
+    note = f"init = {name} ({'better' if large else 'faster'} than dinov2-{'s' if large else 'b'}; for {about})"
     try:
-        world.first_only(lambda: open_checkpoint(name) and None)  # one download for all processes
-        init = open_checkpoint(name)
-    except OSError as error:
-        if config.train_only != "all":  # frozen random weights are useless
+        world.first_only(lambda: str(open_checkpoint(name)))  # one download for all processes
+        return dataclasses.replace(config, init=name), open_checkpoint(name), [note]
+    except HubUnavailable as error:
+        if not trains_all:  # frozen random weights are useless
             raise
         return dataclasses.replace(config, init=None), None, [f"init = none, training from scratch ({error})"]
-    if not config.image_size:  # the weights are for 518 pixels, far more than most data needs
-        pixels = 112 if side <= SMALL or device == "cpu" else 224
-        notes.append(f"image_size = {pixels} (a multiple of 14 for {about})")
-        config = dataclasses.replace(config, image_size=(pixels,))
-    if device == "cuda" and config.batch_size is None:
-        planned = init.describe().config.resized(as_size(config.image_size))
-        if world.size * fitting_batch(planned, free_memory(device)) < GPU_BATCH:
-            config = dataclasses.replace(config, batch_size="auto")
-    return dataclasses.replace(config, init=name), init, notes
 
 
 def typical_side(source: Source, samples: int = 25) -> int:
@@ -265,15 +304,23 @@ def batch_size(count: int, ideal: int, parts: int) -> int:
 
 
 def learning_rate(config: TrainConfig) -> Choice:
+    """Choose the peak learning rate. docs/measured.md compares the rates for Muon, LoRA and fine-tuning."""
     assert isinstance(config.batch_size, int)
-    peak, reason = 1e-3, "scaled with sqrt(batch size)"
     if config.train_only == "head":
-        peak, reason = 3e-3, "for training only the head"
+        peak, batch, reason = 3e-3, 512, "for training only the head"
     elif config.optim.optimizer == "sgd":
-        peak, reason = 0.03, f"for SGD, {reason}"
-    elif config.init is not None and config.train_only == "all":
-        peak, reason = 2e-4, f"for fine-tuning, {reason}"
-    return Choice("lr", float(f"{peak * math.sqrt(config.batch_size / 512):.2g}"), reason)
+        peak, batch, reason = 0.03, 512, "for SGD"
+    elif config.train_only == "lora":
+        peak, batch, reason = 1e-3, 64, "for LoRA"
+    elif config.init is not None:
+        peak, batch, reason = 4e-4, 128, "for fine-tuning"
+    elif config.optim.optimizer == "muon":
+        return Choice("lr", 7e-3, "for Muon")
+    else:
+        peak, batch, reason = 1e-3, 512, "for AdamW"
+    return Choice(
+        "lr", float(f"{peak * math.sqrt(config.batch_size / batch):.2g}"), f"{reason}, scaled with sqrt(batch size)"
+    )
 
 
 def fitting_batch(model: ModelConfig, memory: int) -> int:
