@@ -13,8 +13,9 @@ from torch import nn
 
 from train_runs import tiny
 from vitreous.common.checks import BadValue
-from vitreous.data.loader import ResidentLoader, StreamLoader
+from vitreous.data.loader import StreamLoader
 from vitreous.data.open import open_data
+from vitreous.data.resident import ResidentLoader
 from vitreous.data.sources.base import DataSet
 from vitreous.model.build import build
 from vitreous.model.presets import configure

@@ -48,8 +48,9 @@ def test_config_is_completed_and_choices_are_noted(fifty: Path) -> None:
 
 def test_given_settings_are_kept(fifty: Path) -> None:
     given = TrainConfig(
-        data=str(fifty), model="ViT-S/16", image_size=(64,), batch_size=8, epochs=3, workers=1, out=Path("x"),
-        overrides={"registers": 1}, optim=Optim("adamw", lr=0.1), train_only="all", augment=Augment(flip=0.25),
+        data=str(fifty), model="ViT-S/16", image_size=(64,), batch_size=8, epochs=3, workers=1, keep_images="no",
+        out=Path("x"), overrides={"registers": 1}, optim=Optim("adamw", lr=0.1), train_only="all",
+        augment=Augment(flip=0.25),
     )  # fmt: skip
     chosen = choose(given, open_data(str(fifty)), "cpu")
     assert chosen.config.augment.flip == 0.25

@@ -10,6 +10,7 @@ import torch
 from automatic_choices import TINY, checkpoint, chosen, sample_images
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.open import open_data
+from vitreous.inference import device as capacity
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.cost import cost
 from vitreous.model.options import LinearDecoder
@@ -31,7 +32,8 @@ def test_every_choice_is_noted_in_order(monkeypatch: pytest.MonkeyPatch, tmp_pat
     given = [note.split(" (")[0] for note in notes if not note.startswith("overrides")]
     assert given == [
         "model = ViT-Ti/16", "image_size = 128", "batch_size = 16", "augmentation = TrivialAugment, for 40 images",
-        "epochs = 150", "evaluate_every = 13", "optimizer = muon", "lr = 7e-3", "workers = 2", "out = runs/pictures",
+        "epochs = 150", "evaluate_every = 13", "optimizer = muon", "lr = 7e-3", "keep_images = memory", "workers = 0",
+        "out = runs/pictures",
     ]  # fmt: skip
     assert "class_token=False (better for few images" in " ".join(notes)
     assert "epochs = 300 (1 step per epoch, on cpu)" in chosen(20, 120).notes
@@ -73,6 +75,7 @@ def test_auto_batch_size_fits_half_of_the_free_memory_of_a_cpu(monkeypatch: pyte
     each = cost(describe(vit).config).activation_bytes
     known = {"SC_AVPHYS_PAGES": 8, "SC_PHYS_PAGES": 64, "SC_PAGE_SIZE": 2 * each}
     monkeypatch.setattr(os, "sysconf", lambda name: known[name])
+    monkeypatch.setattr(capacity, "MEMINFO", "/nonexistent")
     assert chosen(100_000, init=vit, batch_size="auto").config.batch_size == 8
 
 
@@ -80,6 +83,7 @@ def test_processes_on_one_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch, 
     each = cost(describe(vit).config).activation_bytes
     known = {"SC_AVPHYS_PAGES": 64, "SC_PHYS_PAGES": 64, "SC_PAGE_SIZE": 2 * each}
     monkeypatch.setattr(os, "sysconf", known.__getitem__)
+    monkeypatch.setattr(capacity, "MEMINFO", "/nonexistent")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert chosen(100_000, processes=4, init=vit, batch_size="auto").config.batch_size == 64
 
@@ -236,9 +240,12 @@ def test_workers_share_the_cores_of_their_machine(
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if here is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
-    assert chosen(device=device, processes=processes).config.workers == workers
+    assert chosen(device=device, processes=processes, keep_images="no").config.workers == workers
     drawn = open_data("shapes:size=32,count=8,val=4")  # small, and not in memory
-    assert choose(TrainConfig(data="shapes", out=Path("run")), drawn, device, processes).config.workers == workers
+    assert (
+        choose(TrainConfig(data="shapes", out=Path("run"), keep_images="no"), drawn, device, processes).config.workers
+        == workers
+    )
 
 
 @pytest.mark.parametrize(

@@ -271,14 +271,18 @@ class TrainConfig:
     """auto, cpu, mps, cuda or cuda:N; auto uses a GPU if available."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Compute precision; weights stay in fp32. auto is bf16 on GPUs that support it, otherwise fp32."""
+    keep_images: Literal["gpu", "memory", "no"] | None = None
+    """Keep decoded training images on the GPU or in main memory. By default they are kept where they fit."""
     workers: int | None = None
     """Number of data-loading processes."""
     decode: Literal["auto", "exact", "fast"] = "auto"
-    """JPEG decoding in training: fast decodes at a reduced scale; auto uses fast until the last tenth of the run."""
+    """JPEG decoding in training: fast decodes at a reduced scale; auto uses fast until the last tenth of the run, and
+    exact decoding for images that are kept."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Strategy for multiple processes (torchrun)."""
-    compile: bool = False
-    """Compile the model with torch.compile, which takes about a minute and makes training faster."""
+    compile: bool | Literal["blocks"] | None = None
+    """True: compile the whole model with torch.compile; "blocks": only its transformer blocks, which takes seconds and
+    not a minute. By default the blocks are compiled on a GPU if that makes the run shorter."""
     checkpoint_blocks: bool = False
     """Activation checkpointing: recompute blocks in the backward pass to save memory."""
 

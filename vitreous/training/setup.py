@@ -1,12 +1,13 @@
 """Setup of a run: automatic settings, and construction of the model, optimizer and data loaders."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,22 +18,10 @@ from torch import Tensor, nn
 from vitreous.common.checks import BadValue, fail
 from vitreous.common.text import plural
 from vitreous.common.threads import cores
-from vitreous.data.augment.config import Augmentation
 from vitreous.data.image import UnreadableImage, size_of
-from vitreous.data.loader import (
-    Batch,
-    BatchSlice,
-    EvalLoader,
-    Reader,
-    ResidentLoader,
-    StreamLoader,
-    TrainLoader,
-    can_reside,
-    is_array,
-    load_resident,
-)
+from vitreous.data.loader import Batch, BatchSlice, EvalLoader, TrainLoader
 from vitreous.data.sources.base import DataSet, Source
-from vitreous.inference.device import total_memory
+from vitreous.inference.device import free_memory
 from vitreous.inference.engine import mixed_precision
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
@@ -42,9 +31,19 @@ from vitreous.tasks.config import Augment, TrainConfig, with_fields
 from vitreous.tasks.masked import Mae, Mpp
 from vitreous.tasks.segment import Segment
 from vitreous.training.checkpoint import State
+from vitreous.training.compiling import (
+    EVALUATED_IMAGES,
+    WARM_UP,
+    choose_compile,
+    compile_blocks,
+    compiled,
+    compiled_evaluation,
+    repeat,
+)
 from vitreous.training.distributed import World, parallelise, synchronise
+from vitreous.training.loading import choose_keep, eval_loader, train_loader, train_reader
 from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
-from vitreous.training.progress import StepResult, check_tensorboard
+from vitreous.training.progress import PhaseTimer, StepResult, check_tensorboard, counted
 from vitreous.weights.catalog import BY_PRESET
 from vitreous.weights.hub import HubUnavailable
 from vitreous.weights.io.safetensors_file import copy_to_memory
@@ -116,6 +115,8 @@ class _Choices:
         self.optimizer()
         if config.optim.lr is None:
             self.pick(learning_rate(self.config))
+        if config.keep_images is None:
+            self.pick(self.keep_images())
         if config.workers is None:
             self.pick(self.workers())
         if config.out is None:
@@ -233,9 +234,21 @@ class _Choices:
             else:
                 self.config = with_fields(config, {"optimizer": "adamw"})
 
+    def keep_images(self) -> Choice:
+        try:
+            planned = self.task.planned_config(self.config, self.data, self.init)
+        except BadValue:  # building the model will raise the error
+            return Choice("keep_images", "no", "the model is unknown")
+        reader = train_reader(self.data.train, self.config, planned, self.task.masks)
+        assert isinstance(self.config.batch_size, int)
+        steps_per_epoch = max(self.count // self.config.batch_size, 1)
+        epochs = self.config.epochs or (self.config.steps or 1) / steps_per_epoch
+        return choose_keep(reader, self.device, epochs)
+
     def workers(self) -> Choice:
-        if self.config.augment.crop != "resized" and is_array(self.data.train):
-            return Choice("workers", 0, "the images are in memory")
+        keep, resized = self.config.keep_images, self.config.augment.crop == "resized"
+        if keep == "gpu" or (keep == "memory" and (not resized or self.device == "cpu")):
+            return Choice("workers", 0, "the images are kept in memory")
         available = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", max(self.processes, 1)))
         if self.device == "cpu":  # a quarter of the cores can decode as fast as the others train
             return Choice("workers", max(available // 4, 1), "training also uses the CPU")
@@ -331,15 +344,6 @@ def fitting_batch(model: ModelConfig, memory: int) -> int:
     return 1 << min(max(memory // (2 * each), 1), 4096).bit_length() - 1
 
 
-def free_memory(device: str) -> int:
-    """Return the memory, in bytes, that is available to this process on the device."""
-    if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(free, total_memory(torch.device("cpu"))) // processes
-
-
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{name}={_text(item)}" for name, item in value.items())
@@ -354,26 +358,38 @@ def _text(value: Any) -> str:
 
 
 class Stepper:
-    """Training step: forward and backward pass of `compiled`, gradient clipping, optimizer step."""
+    """Training step: forward and backward pass of `compiled`, gradient clipping, optimizer step.
+
+    Without compilation, `compiled` and `evaluated`, the module for evaluations, are `module` itself.
+    """
 
     def __init__(
         self,
         task: Task,
         module: nn.Module,
-        compiled: nn.Module,
         optimizers: Optimizers,
         world: World,
         precision: torch.dtype,
         accumulate: int = 1,
         clip: float = 0.0,
     ):
-        self.task, self.module, self.compiled = task, module, compiled
+        self.task, self.module = task, module
+        self.compiled = self.evaluated = module
         self.optimizers, self.world = optimizers, world
         self.precision, self.accumulate, self.clip = precision, accumulate, clip
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
         self.weights = [weight for weight in module.parameters() if weight.requires_grad]
 
     def __call__(self, batch: Batch) -> StepResult:
+        return StepResult(*self._backward(batch), self._optimizer_step())
+
+    def rehearse(self, batch: Batch) -> None:
+        """Compute gradients and discard them, to measure or compile a step."""
+        self._backward(batch)
+        self.optimizers.zero_grad()
+
+    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute gradients; return the sums of the losses and of the metric, and the number of images."""
         inputs = self.task.prepare(batch)
         count = inputs[-1].sum()
         # Sum over all processes, so every image has the same weight. DDP averages gradients, hence world.size below.
@@ -387,7 +403,7 @@ class Stepper:
                 torch.autograd.backward(self.scaler.scale(loss * self.world.size / total))
             loss_sum += loss.detach()
             metric_sum += metric.detach()
-        return StepResult(loss_sum, metric_sum, count, self._optimizer_step())
+        return loss_sum, metric_sum, count
 
     def _optimizer_step(self) -> Tensor:
         """Update the weights. Return 1 if the step was skipped because the gradient was not finite."""
@@ -418,22 +434,37 @@ class Job:
     place: BatchSlice
     steps_per_epoch: int
     total_steps: int
+    phases: PhaseTimer
+    notes: list[str] = field(default_factory=list)  # automatic choices
+    evaluators: dict[int, EvalLoader] = field(default_factory=dict)  # by the id of their source
+
+    @property
+    def evaluated_images(self) -> float:
+        """Number of images to evaluate during training."""
+        return self.total_steps / self.steps_per_epoch / (self.config.evaluate_every or 1) * len(self.data.val)
 
     def evaluator(self, source: Source) -> EvalLoader:
-        """Return the evaluation batches of a split."""
-        config = self.state.model.config
-        reader = Reader(source, config.image_size, config.channels, config.preprocessing, masks=self.task.masks)
-        resident = self.world.device if can_reside(source, config.image_size, config.channels) else None
-        return EvalLoader(reader, self.place, self.config.workers or 0, resident)
+        """Return the evaluation batches of a split, which are read only once if they fit in memory."""
+        if id(source) not in self.evaluators:
+            model, workers = self.state.model.config, self.config.workers or 0
+            loader = eval_loader(source, model, self.place, self.world.device, workers, self.task.masks)
+            self.evaluators[id(source)] = loader
+        return self.evaluators[id(source)]
 
 
 # ---- Model, optimizer and loaders ------------------------------------------------------------------------------------
 
 
 def set_up(
-    config: TrainConfig, data: DataSet, world: World, own_task: type[Task] | None = None, init: Checkpoint | None = None
+    config: TrainConfig,
+    data: DataSet,
+    world: World,
+    own_task: type[Task] | None = None,
+    init: Checkpoint | None = None,
+    phases: PhaseTimer | None = None,
 ) -> Job:
     """Build a run. `own_task` replaces the config's task; `init` is the --init checkpoint if it is already open."""
+    phases = phases or PhaseTimer()
     task_class = own_task or TASKS[config.task]
     size, unit = config.batch_size, world.size * config.accumulate
     assert isinstance(size, int), "the config must be complete"
@@ -461,7 +492,6 @@ def set_up(
         backbone.recompute_blocks()
 
     wrapped = parallelise(module, world, config.parallel)
-    fast = compiled(wrapped, config, world, own_task is None) if config.compile else wrapped
     if config.optim.optimizer == "muon" and (config.train_only != "all" or not backbone.blocks):
         fail("optimizer", "muon", "adamw or sgd unless all weights of a ViT are trained")
     optimizers = build_optimizers(module, config.optim, backbone)
@@ -470,17 +500,37 @@ def set_up(
 
     steps_per_epoch = len(data.train) // place.batch_size
     total = config.steps or max(round((config.epochs or 1) * steps_per_epoch), 1)
-    stepper = Stepper(task, wrapped, fast, optimizers, world, precision, config.accumulate, config.optim.clip)
-    shape, augmentation = model.config, config.augment.on(Augmentation())
-    exact, form = exact_from(config.decode, total / steps_per_epoch), (shape.image_size, shape.channels)
-    reader = Reader(
-        data.train, *form, shape.preprocessing, augmentation, config.seed, masks=task.masks, exact_from=exact
-    )
-    loader: TrainLoader = StreamLoader(reader, place, config.workers or 0, world.device)
-    if augmentation.crop != "resized" and can_reside(data.train, *form):
-        loader = ResidentLoader(load_resident(reader, world.device), config.seed, place, augmentation.repeats)
+    stepper = Stepper(task, wrapped, optimizers, world, precision, config.accumulate, config.optim.clip)
+    exact = exact_from(config.decode, total / steps_per_epoch)
+    reader = train_reader(data.train, config, model.config, task.masks, exact)
+    with phases("data"):
+        loader = train_loader(reader, config, place, world.device, counted if world.first else lambda items, *_: items)
     state = State(model, module, optimizers, ema)
-    return Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total)
+    job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases)
+    return compile_step(job, own_task is None)
+
+
+def compile_step(job: Job, called_once: bool) -> Job:
+    """Compile the training step of a run, as its config says or, on a GPU, if that makes the run shorter."""
+    config, world, stepper, blocks = job.config, job.world, job.stepper, job.state.model.backbone.blocks
+    automatic = config.compile is None and world.device.type == "cuda"
+    if not automatic and not config.compile:
+        return dataclasses.replace(job, config=dataclasses.replace(config, compile=False))
+    rehearse = functools.partial(stepper.rehearse, next(iter(job.loader.batches(0, 1))))
+    with job.phases("compile"):
+        if automatic:
+            choice = choose_compile(rehearse, job.total_steps, blocks, config, world)
+            config = dataclasses.replace(config, compile=choice.value)
+            job.notes.append(f"compile = {choice.value} ({choice.reason})")
+        elif config.compile == "blocks":
+            compile_blocks(blocks)
+        else:
+            stepper.compiled = compiled(stepper.module, config, world, called_once)
+            if job.evaluated_images >= EVALUATED_IMAGES:
+                stepper.evaluated = compiled_evaluation(stepper.module)
+        if config.compile:
+            repeat(rehearse, WARM_UP, world.device)  # CUDA graphs are recorded in the second step
+    return dataclasses.replace(job, config=config)
 
 
 def freeze(model: Model, config: TrainConfig) -> None:
@@ -507,12 +557,6 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
     """
     whole = math.ceil(epochs)
     return {"exact": 0, "fast": whole, "auto": whole - math.ceil(whole / 10)}[decode]
-
-
-def compiled(module: nn.Module, config: TrainConfig, world: World, called_once: bool) -> nn.Module:
-    """Compile a module, with CUDA graphs if its outputs are consumed before the next call."""
-    graphs = world.device.type == "cuda" and not world.many and config.accumulate == 1 and called_once
-    return torch.compile(module, mode="reduce-overhead" if graphs else None)  # type: ignore[return-value]
 
 
 def dtype_of(config: TrainConfig, world: World) -> torch.dtype:
