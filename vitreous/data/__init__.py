@@ -1,9 +1,9 @@
 """Data pipeline: open data sets, decode and augment images, and load batches.
 
-open.py: resolves `--data` and makes the train, val and test splits. loader.py: batches and sample order. resident.py: images kept in memory. sources/:
-readers for each storage format. image/: decoding and cropping. augment/: augmentation on the device. masks/:
-segmentation masks. doctor/: `vitreous data check`. Names are imported on first use, to keep torch out of
-`vitreous --help`.
+open.py: resolves `--data` and makes the train, val and test splits. loader.py: batches and sample order. resident.py:
+images kept in memory. sources/: readers for each storage format. image/: decoding and cropping. augment/: augmentation
+on the device. masks/: segmentation masks. doctor/: `vitreous data check`. Names are imported on first use, to keep
+torch out of `vitreous --help`.
 """
 
 from typing import TYPE_CHECKING
