@@ -53,7 +53,7 @@ class Classify(Task):
     """Classification with label smoothing, mixup, CutMix and distillation."""
 
     metric = train_metric = "top1"
-    complete_checkpoint = True
+    complete_checkpoint = lora = True
     options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(Distillation())})
     next_steps = (
         "vitreous predict {best} {image}",

@@ -163,7 +163,7 @@ INTEGERS = (
 class Optim:
     """Optimizer, learning-rate schedule and weight averaging."""
 
-    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "muon"] | None = None
     """muon uses Muon for the matrices of the blocks and AdamW for all other weights."""
     lr: float | None = None
     """Peak learning rate."""
@@ -181,8 +181,8 @@ class Optim:
     """Duration of the linear cooldown of the rsqrt schedule, as a fraction of the run."""
     final_lr: float = 0.0
     """Final learning rate of the cosine and linear schedules, as a fraction of the peak."""
-    layer_decay: float = 1.0
-    """Layer-wise decay of the learning rate, from the last layer to the first; 0.75 is common for fine-tuning."""
+    layer_decay: float | None = None
+    """Layer-wise decay of the learning rate, from the last layer to the first; 1 disables it."""
     clip: float = 1.0
     """Maximum gradient norm; 0 disables clipping."""
     ema: float | None = None
@@ -198,7 +198,8 @@ class Optim:
             check_real(name, getattr(self, name), 0, 1)
         if self.warmup + self.cooldown > 1 and self.schedule == "rsqrt":
             fail("cooldown", self.cooldown, f"at most 1 - warmup ({1 - self.warmup:g})")
-        check_real("layer_decay", self.layer_decay, 1e-3, 1)
+        if self.layer_decay is not None:
+            check_real("layer_decay", self.layer_decay, 1e-3, 1)
         if self.clip != 0:
             check_positive("clip", self.clip)
         if self.ema is not None:
@@ -230,7 +231,7 @@ class TrainConfig:
     seed: int = 0
     """Random seed for the split, initial weights, data order, augmentation and dropout."""
 
-    train_only: Literal["all", "head", "lora"] = "all"
+    train_only: Literal["all", "head", "lora"] | None = None
     """all: all weights; head: only the head or decoder (linear probe); lora: the head, and LoRA in all blocks."""
     lora_rank: int = 8
     """Rank of the LoRA matrices (with --train-only lora)."""
@@ -270,14 +271,18 @@ class TrainConfig:
     """auto, cpu, mps, cuda or cuda:N; auto uses a GPU if available."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Compute precision; weights stay in fp32. auto is bf16 on GPUs that support it, otherwise fp32."""
+    keep_images: Literal["gpu", "memory", "no"] | None = None
+    """Keep decoded training images on the GPU or in main memory. By default they are kept where they fit."""
     workers: int | None = None
     """Number of data-loading processes."""
     decode: Literal["auto", "exact", "fast"] = "auto"
-    """JPEG decoding in training: fast decodes at a reduced scale; auto uses fast until the last tenth of the run."""
+    """JPEG decoding in training: fast decodes at a reduced scale; auto uses fast until the last tenth of the run, and
+    exact decoding for images that are kept."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Strategy for multiple processes (torchrun)."""
-    compile: bool = False
-    """Compile the model with torch.compile, which takes about a minute and makes training faster."""
+    compile: bool | Literal["blocks"] | None = None
+    """True: compile the whole model with torch.compile; "blocks": only its transformer blocks, which takes seconds and
+    not a minute. By default the blocks are compiled on a GPU if that makes the run shorter."""
     checkpoint_blocks: bool = False
     """Activation checkpointing: recompute blocks in the backward pass to save memory."""
 
@@ -312,7 +317,7 @@ class TrainConfig:
         for name in ("smoothing", "stochastic_depth", "dropout", "patch_dropout"):
             if getattr(self, name) is not None:
                 check_fraction(name, getattr(self, name))
-        if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
+        if self.train_only not in (None, "lora") and self.lora_rank != TrainConfig.lora_rank:
             raise BadValue(f"lora_rank is {self.lora_rank}, but it has no effect without --train-only lora")
         if not self.data and not self.resume:
             raise BadValue("data is required: a folder, a file or a data set name (see `vitreous train --help`)")

@@ -59,6 +59,8 @@ class Segment(Task):
 
     metric, train_metric = "miou", "pixel_accuracy"
     complete_checkpoint = masks = True
+    cpu_batch, cpu_steps = 32, (300, 1_000)
+    fine_tuning_side, fine_tuning_batch = 336, 32  # finer outlines need more patches
     options = frozenset({*vars(Segmenting()), "mixup", "cutmix"})  # rejected by the mask augmentation
     next_steps = (
         "vitreous predict {best} {image} --out {folder}/predicted",
@@ -81,9 +83,9 @@ class Segment(Task):
         return data.mask_classes
 
     @classmethod
-    def choose_model(cls, config: TrainConfig, count: int, side: int) -> list[Choice]:
+    def choose_model(cls, config: TrainConfig, count: int, side: int, device: str) -> list[Choice]:
         if side > SMALL:
-            return super().choose_model(config, count, side)
+            return super().choose_model(config, count, side, device)
         choices = [Choice("model", "ViT-Lite-6/4", f"for images of about {side} pixels")]
         if not config.overrides:
             choices.append(Choice("overrides", FEW_PIXELS, "a narrow model with 8-pixel patches learns fastest"))
@@ -101,7 +103,7 @@ class Segment(Task):
             known = checkpoint.labels == data.mask_classes
             reason = "from the checkpoint" if known else "as in the checkpoint; untrained because the classes differ"
             return [Choice("decoder", checkpoint.decoder, reason, apply=False)]
-        return []
+        return [Choice("cells", 4, "for outlines finer than a patch")]
 
     @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:

@@ -179,15 +179,19 @@ def download(source: str | Path, notice: str = "") -> Snapshot:
     return Snapshot(folder, name.repository)
 
 
+class HubUnavailable(OSError):
+    """Raised if a model is not in the cache and the Hub cannot be reached."""
+
+
 def _offline(name: Name, cached: Path | None, reason: str) -> Snapshot:
     from huggingface_hub import constants
 
     if cached is None:
-        raise OSError(f"{name} is not in the cache ({constants.HF_HUB_CACHE}), and {reason}")
+        raise HubUnavailable(f"{name} is not in the cache ({constants.HF_HUB_CACHE}), and {reason}")
     try:
         choose([file.name for file in cached.iterdir()])
     except BadCheckpoint as error:
-        raise OSError(f"the cached copy of {name} is incomplete ({cached} {error}), and {reason}") from None
+        raise HubUnavailable(f"the cached copy of {name} is incomplete ({cached} {error}), and {reason}") from None
     return Snapshot(cached, name.repository)
 
 

@@ -34,7 +34,6 @@ class Source(ABC):
     labels: np.ndarray  # int64 [n], indices into classes
     mask_classes: tuple[str, ...] = ()  # empty if there are no masks
     mask_ids: tuple[int, ...] = ()  # id of each mask class in the mask files
-    resident_bytes: int = 0  # maximum total size of images to keep on the device
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -74,8 +73,6 @@ class DataSet:
 
 class ArraySource(Source):
     """Images of equal size in memory."""
-
-    resident_bytes = 2 << 30
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], name: str):
         self.images = images  # uint8 [n, h, w, c]
@@ -135,7 +132,6 @@ class Subset(Source):
         self.source, self.indices = source, indices
         self.labels, self.classes = source.labels[indices], source.classes
         self.mask_classes, self.mask_ids = source.mask_classes, source.mask_ids
-        self.resident_bytes = source.resident_bytes
 
     def image(self, index: int) -> StoredImage:
         return self.source.image(int(self.indices[index]))
