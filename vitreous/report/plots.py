@@ -280,15 +280,15 @@ def _panel(
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the evaluation with the best accuracy or mIoU (ties: lowest loss), or the lowest loss without either."""
+    """Return the evaluation with the best accuracy or mIoU (ties: lowest loss, then latest), or the lowest loss."""
 
     def loss(row: Mapping[str, Any]) -> float:
         return row["val_loss"] if is_number(row.get("val_loss")) else math.inf
 
     for key in ("val_top1", "val_miou"):
         if rows := [row for row in history if is_number(row.get(key))]:
-            return max(rows, key=lambda row: (row[key], -loss(row)))
-    return min((row for row in history if is_number(row.get("val_loss"))), key=loss, default=None)
+            return max(reversed(rows), key=lambda row: (row[key], -loss(row)))
+    return min((row for row in reversed(history) if is_number(row.get("val_loss"))), key=loss, default=None)
 
 
 def _axis(history: Sequence[Mapping[str, Any]]) -> str:
