@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from automatic_choices import TINY, build_model, checkpoint, chosen, sample_imag
 from vitreous import create
 from vitreous.common.checks import BadValue, as_size
 from vitreous.data.sources.base import Source, StoredImage
+from vitreous.model.build import build
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import (
     ClassToken,
     Conditional,
     DecoderConfig,
+    Gelu,
     GlobalAverage,
     Learned1d,
     LinearDecoder,
@@ -25,6 +28,7 @@ from vitreous.model.options import (
 from vitreous.model.presets import configure
 from vitreous.training import Segmenting
 from vitreous.training.setup import typical_side
+from vitreous.weights.io.errors import UnsupportedByFormat
 from vitreous.weights.load import load, save
 
 
@@ -108,6 +112,20 @@ def test_model_depends_on_number_and_size_of_images(task: Any, count: int, side:
     narrow = ((8, 8), 128, 4, 4, 256)
     shape = (parts.patch_size, parts.width, parts.depth, parts.num_heads, parts.mlp_width)
     assert (shape == narrow) == (model == "ViT-Lite-6/4")
+
+
+@pytest.mark.parametrize("side", [32, 128])
+def test_note_about_positions_names_the_flag_that_keeps_the_model_convertible(side: int, tmp_path: Path) -> None:
+    notes = " ".join(chosen(100, side).notes)
+    assert "cannot be converted" in notes
+    flag = re.search(r"--model (\S+)", notes)
+    assert flag
+    few = {"depth": 1, "mlp": Gelu("erf")}
+    model = configure(flag[1], overrides={**few, **chosen(100, side).config.overrides})
+    with pytest.raises(UnsupportedByFormat, match=r"Conditional.*--model"):
+        save(build(model), tmp_path / "few.pth", format="timm")
+    named = chosen(100, side, model=flag[1]).config
+    save(build(configure(flag[1], overrides={**few, **named.overrides})), tmp_path / "x.pth", format="timm")
 
 
 @pytest.mark.parametrize("side", [32, 64, 128])

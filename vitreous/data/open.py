@@ -17,10 +17,11 @@ import torch
 from vitreous.common.checks import check_real, fail, path_suggestion
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
-from vitreous.data.masks.folders import EXPECTED, count_pairs, open_mask_folder, open_unmasked
+from vitreous.data.masks.folders import open_mask_folder, open_unmasked
+from vitreous.data.masks.layouts import EXPECTED, count_pairs, has_masks
 from vitreous.data.sources.arrays import open_arrays
 from vitreous.data.sources.base import SPLITS, UNSPLIT, DataSet, FoundData, is_image_file, label_problems, pick
-from vitreous.data.sources.folders import has_masks, local_path, open_folder
+from vitreous.data.sources.folders import local_path, open_folder
 from vitreous.data.sources.hub import open_hub
 from vitreous.data.sources.named import NAMES, open_named, parse_options
 from vitreous.data.sources.shapes import open_shapes

@@ -23,6 +23,7 @@ import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail
 from vitreous.common.codec import to_dict
+from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.sources.base import FileSource, Source, SpanSource, Subset
 from vitreous.inference.engine import NOT_A_NUMBER
@@ -48,14 +49,17 @@ class FeatureSet:
         return FeatureSet(self.features[indices], self.labels[indices])
 
 
-def extract(predictor: Predictor, source: Source, kind: FeatureKind = "pooled") -> FeatureSet:
+def extract(
+    predictor: Predictor, source: Source, kind: FeatureKind = "pooled", progress: Report = silent
+) -> FeatureSet:
     """Compute the features of all images. A million vectors of width 768 take 3 GB, or half of that in bfloat16."""
     # float16 has more precision than bfloat16, but less range, which is checked below.
     stored = torch.float32 if predictor.dtype == torch.float32 else torch.float16
     width = predictor.width * (2 if kind == "class+mean" else 1)
     labels, problems = torch.from_numpy(source.labels.copy()), []
     features = torch.full((len(source), width), torch.nan, dtype=stored)
-    for row, result in enumerate(predictor.stream_embeddings(source, kind)):
+    vectors = predictor.stream_embeddings(source, kind)
+    for row, result in enumerate(tracked(vectors, "extracting features", len(source), progress)):
         if result.vector is not None:
             features[row] = result.vector
         elif result.error != NOT_A_NUMBER:
@@ -107,7 +111,11 @@ def slices(count: int, rows: int) -> Iterator[slice]:
 
 
 def cached_features(
-    folder: Path | None, predictor: Predictor, source: Source, kind: FeatureKind = "pooled"
+    folder: Path | None,
+    predictor: Predictor,
+    source: Source,
+    kind: FeatureKind = "pooled",
+    progress: Report = silent,
 ) -> tuple[FeatureSet, bool]:
     """Read features from a cache folder, or extract and store them. Also return True if they were cached."""
     file = None
@@ -119,7 +127,7 @@ def cached_features(
         file = folder / f"features-{digest(predictor.model, source, **how)}.safetensors"
         if (found := read_features(file)) is not None:
             return found, True
-    features = extract(predictor, source, kind)
+    features = extract(predictor, source, kind, progress)
     if file is not None:
         write_features(features, file)
     return features, False

@@ -136,7 +136,8 @@ class Task(ABC):
             name = "ViT-Ti/16" if count < 50_000 else "ViT-S/16"
         choices = [Choice("model", name, reason)]
         if not config.overrides and count < 100_000:
-            reason = "better for few images, but not supported by other checkpoint formats"
+            model = choices[0].value
+            reason = f"better for few images, but cannot be converted to other libraries; --model {model} avoids this"
             choices.append(Choice("overrides", FEW_IMAGES, reason))
         return choices
 

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
@@ -254,11 +255,17 @@ def share_of(count: int, batch_size: int, rank: int, ranks: int) -> list[range]:
 
 
 def classify_source(
-    predictor: Predictor, source: Source, classes: Sequence[str], rank: int = 0, ranks: int = 1
+    predictor: Predictor,
+    source: Source,
+    classes: Sequence[str],
+    rank: int = 0,
+    ranks: int = 1,
+    progress: Report = silent,
 ) -> Evaluation:
     """Evaluate a predictor on the images of process `rank` of `ranks`. Raise if a prediction is NaN."""
     batches = share_of(len(source), predictor.batch_size, rank, ranks)
     results = predictor.stream_logits(SourceImage(source, index) for batch in batches for index in batch)
+    results = tracked(results, "classifying images", sum(map(len, batches)), progress)
     none = torch.zeros(0, dtype=torch.int64)
     parts = [
         Evaluation.of(torch.zeros(0, len(classes)), none, classes, none)

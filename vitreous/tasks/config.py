@@ -33,7 +33,7 @@ def _convert(config: Any, **kinds: type[str] | type[Path]) -> None:
     """Convert path fields of a frozen config, which may be given as str or as Path, to one type each."""
     for name, kind in kinds.items():
         if isinstance(value := getattr(config, name), str | os.PathLike):
-            object.__setattr__(config, name, kind(value))
+            object.__setattr__(config, name, kind(os.fspath(value)))
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,9 @@ class TrainConfig:
     model: str | None = None
     """Model preset, such as ViT-S/16."""
     init: str | Path | None = None
-    """Weights to start from: a checkpoint, a catalog name such as dinov2-s (see `vitreous info --pretrained`),
-    hf-hub:owner/name, or auto for the catalog entry that fits the data and the device. The head is replaced if the
-    classes differ."""
+    """Weights to start from: the path of a checkpoint, a catalog name such as dinov2-s (see `vitreous info
+    --pretrained`), hf-hub:owner/name, or auto for the catalog entry that fits the data and the device. The head is
+    replaced if the classes differ."""
     image_size: tuple[int, ...] = ()
     """Image size: one number, or height and width. Position embeddings of a checkpoint are resampled."""
     overrides: Mapping[str, Any] = field(default_factory=dict)

@@ -266,10 +266,10 @@ def _finish_epoch(
         row |= {f"val_{name}": value for name, value in metrics.items()}
         score = row[f"val_{task.metric}"] * (1 if task.larger_is_better else -1)
         loss = min(1e300, row.get("val_loss", math.inf))  # also replaces NaN, because progress must be finite
-        progress.since_best += 1
-        if score > progress.best or (score == progress.best and loss < progress.best_loss):
-            progress.best, progress.best_loss = score, loss
-            progress.best_step, progress.since_best = progress.step, 0
+        rank, best = (score, -loss), (progress.best, -progress.best_loss)
+        progress.since_best = 0 if rank > best else progress.since_best + 1
+        if rank >= best:  # equal results: the later weights have been trained for longer
+            progress.best, progress.best_loss, progress.best_step = score, loss, progress.step
             provenance = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
             with job.phases("checkpoints"):
                 saver.keep_best(provenance | {"seed": config.seed, "val_fraction": config.val_fraction})

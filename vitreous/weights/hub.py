@@ -19,7 +19,7 @@ from vitreous.common.text import single_spaced
 from vitreous.common.untrusted_files import MAX_JSON_BYTES
 from vitreous.model.protocol import Model
 from vitreous.weights.card import model_card
-from vitreous.weights.catalog import HUB_PREFIX
+from vitreous.weights.catalog import HUB_PREFIX, LICENSES
 from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import provenance_of
@@ -60,7 +60,7 @@ class Snapshot:
         before = f"{record.get('repository')}@{record.get('commit')}"
         if "repository" in record and before != f"{self.repository}@{commit}":
             record["earlier"] = [*record.get("earlier", []), before]
-        license = _license(self.folder / CARD)
+        license = _license(self.folder / CARD) or LICENSES.get(self.repository)
         return record | {"repository": self.repository, "commit": commit} | ({"license": license} if license else {})
 
 

@@ -93,18 +93,6 @@ def local_path(spec: str, root: Path | None) -> Path:
     return root / path if root is not None and (root / path).exists() else path
 
 
-def has_masks(root: Path) -> bool:
-    """True if a folder, or one of its split folders, has an images folder and a masks folder."""
-
-    def names(folder: Path) -> set[str]:
-        return {entry.name.lower() for entry in folder.iterdir() if entry.is_dir()}
-
-    if not root.is_dir():
-        return False
-    inside = [root, *(entry for entry in root.iterdir() if entry.is_dir() and split_name(entry.name))]
-    return any(names(folder) & set(IMAGES) and names(folder) & set(MASKS) for folder in inside)
-
-
 def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """List the subfolders, images and other files in a folder, sorted and without hidden ones."""
     folders: list[str] = []
