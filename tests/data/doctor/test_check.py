@@ -177,6 +177,11 @@ CASES = {
         ("animated",),
         (40, 60),
     ),
+    "two pages": (
+        encode(noise("RGB"), "TIFF", save_all=True, append_images=[noise("RGB")]),
+        ("several pages",),
+        (40, 60),
+    ),
     "small": (encode(noise(size=(31, 50))), ("smaller than 32 pixels",), (50, 31)),
     "long": (encode(noise(size=(200, 40))), ("more than 4 times as long as wide",), (40, 200)),
     "turned": (turned(), ("turned by EXIF",), (60, 40)),

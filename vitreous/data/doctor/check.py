@@ -41,6 +41,7 @@ ODDITIES = (
     "palette",
     "alpha",
     "animated",
+    "several pages",
     f"smaller than {SMALL} pixels",
     f"more than {EXTREME} times as long as wide",
     "turned by EXIF",
@@ -365,14 +366,15 @@ def _oddities(stored: StoredImage) -> set[str]:
     image = open_image(stored)
     deep = image.mode == "F" or image.mode.startswith("I")
     # A phone's MPO file also has several frames, but they are an image and its preview.
-    animated = image.format != "MPO" and bool(getattr(image, "is_animated", False))
+    several = image.format != "MPO" and bool(getattr(image, "is_animated", False))
     present = {
         "grey": deep or image.mode in ("1", "L", "LA", "La"),
         "CMYK": image.mode == "CMYK",
         "more than 8 bits": deep,
         "palette": image.mode in ("P", "PA"),
         "alpha": image.has_transparency_data,
-        "animated": animated,
+        "animated": several and image.format != "TIFF",
+        "several pages": several and image.format == "TIFF",
         "turned by EXIF": orientation_of(image, stored) != 1,
     }
     return {name for name, true in present.items() if true}

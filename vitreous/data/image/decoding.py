@@ -16,7 +16,7 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal, TypeVar
@@ -361,7 +361,7 @@ def _simplejpeg() -> ModuleType | None:
 
 STRIP = 1 << 20  # pixels to convert at a time
 # Bytes per pixel that Pillow's decoders allocate in addition to the image, e.g. for animation frames.
-DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
+DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "HEIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
 
 PROGRAMS = ("EPS", "WMF")  # formats that Pillow would pass to Ghostscript or Windows to execute
 
@@ -375,10 +375,18 @@ def open_image(data: bytes) -> Image.Image:
     # is not thread-safe: it restores the filters of the whole process.
     if _FROM_PILLOW not in warnings.filters:
         warnings.filterwarnings("ignore", module=_PILLOW)
+    _register_heif()
     image = Image.open(io.BytesIO(data))
     if image.format in PROGRAMS:
         raise UnidentifiedImageError
     return image
+
+
+@functools.cache
+def _register_heif() -> None:
+    """Make Pillow read HEIC files if the pillow-heif plugin is installed."""
+    with suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener()
 
 
 def orientation_of(image: Image.Image, data: bytes) -> int:
