@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.evaluation.check_data import check_data as check_data
     from vitreous.evaluation.evaluate_model import evaluate as evaluate
     from vitreous.explanation.explain import explain as explain
     from vitreous.explanation.result import Explanation as Explanation
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
+    "check_data": "vitreous.evaluation.check_data",
     "Conversion": "vitreous.weights.convert",
     "convert": "vitreous.weights.convert",
     "create": "vitreous.weights.create",

@@ -20,6 +20,7 @@ from rich.table import Table
 from vitreous.common.checks import Size, fail
 from vitreous.common.text import SafeConsole, one_line, plural
 from vitreous.data.doctor.contact_sheet import check_name, write_sheet
+from vitreous.data.doctor.findings import SHOWN, ModelFindings, Sample
 from vitreous.data.image.decoding import UnreadableImage, decode, open_image, orientation_of, size_of
 from vitreous.data.masks.files import map_in_threads
 from vitreous.data.masks.folders import open_mask_folder
@@ -30,7 +31,6 @@ from vitreous.model.options import IGNORED
 
 SMALL = 32  # minimum shorter side in pixels
 EXTREME = 4  # maximum ratio of the longer to the shorter side
-SHOWN = 10  # maximum number of items printed per list
 IMBALANCE = 10  # maximum ratio of the largest to the smallest class
 
 # Unusual properties of an image, in the order of the report; also keys of the JSON output.
@@ -49,15 +49,6 @@ ODDITIES = (
 
 
 # ---- The report ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Split, label and name of an image; the label is empty for unlabelled data."""
-
-    split: str
-    label: str
-    name: str
 
 
 @dataclass(frozen=True)
@@ -102,12 +93,14 @@ class DataReport:
     damaged: list[str] = field(default_factory=list)  # e.g. truncated shards
     masks: MaskReport | None = None
     contact_sheet: str | None = None
+    suspicions: ModelFindings | None = None  # of a model, if one was given
 
     @property
     def problems(self) -> int:
         """Number of problems; a leak that is also a label conflict counts once."""
         masks = len(self.masks.problems) if self.masks is not None else 0
-        return len(self.label_problems) + len(self.unreadable) + len(self._copies()) + len(self.damaged) + masks
+        near = len(self.suspicions.near_leaks) if self.suspicions is not None else 0
+        return len(self.label_problems) + len(self.unreadable) + len(self._copies()) + len(self.damaged) + masks + near
 
     @property
     def balance(self) -> tuple[str, int, str, int] | None:
@@ -153,6 +146,13 @@ class DataReport:
         yield from _shortened([_problem(title, " = ".join(map(self._shown, group))) for title, group in self._copies()])
         for problem in self.masks.problems if self.masks is not None else []:
             yield _problem("masks", problem)
+        if self.suspicions is not None:
+            near = [
+                (f"leak, near duplicate ({group.correlation:.2f})", " = ".join(map(self._shown, group.samples)))
+                for group in self.suspicions.near_leaks
+            ]
+            yield from _shortened([_problem(title, text) for title, text in near])
+            yield from self.suspicions.lines()
         if self.contact_sheet is not None:
             yield f"contact sheet: {escape(self.contact_sheet)}"
         if self.problems:
@@ -245,31 +245,36 @@ def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None =
     `spec` and `root` are as in `open_data`. `contact_sheet` is an optional path for a PNG of sample images.
     """
     path = local_path(spec, root)
-    if has_masks(path):
-        if contact_sheet is not None:
-            fail("out", contact_sheet, "omitted for segmentation data, because a contact sheet needs image labels")
-        return _check_masked(path)
     if contact_sheet is not None:
+        if has_masks(path):
+            fail("out", contact_sheet, "omitted for segmentation data, because a contact sheet needs image labels")
         check_name(contact_sheet)
-    found = find_data(spec, root)
-    splits, note = _divide(found)
+    try:
+        found, splits, note = open_splits(spec, root)
+    except ValueError as error:
+        if not has_masks(path):
+            raise
+        name = path.resolve().name
+        return DataReport(name, masks=MaskReport([line.removeprefix(f"{name}: ") for line in str(error).splitlines()]))
     report = _examine(found, splits, note)
+    if has_masks(path):
+        return replace(report, masks=_check_masks(splits))
     if contact_sheet is not None:
         report = replace(report, contact_sheet=str(write_sheet(splits, contact_sheet)))
     return report
 
 
-def _check_masked(path: Path) -> DataReport:
-    try:
-        found = open_mask_folder(path)
-    except ValueError as error:
-        name = path.resolve().name
-        return DataReport(name, masks=MaskReport([line.removeprefix(f"{name}: ") for line in str(error).splitlines()]))
-    splits, note = _divide(found)
+def open_splits(spec: str, root: Path | None = None) -> tuple[FoundData, dict[str, Source], str]:
+    """Open a data set with its masks, if it has any, and split it; also return a note on the splits."""
+    path = local_path(spec, root)
+    found = open_mask_folder(path) if has_masks(path) else find_data(spec, root)
+    return found, *_divide(found)
+
+
+def _check_masks(splits: dict[str, Source]) -> MaskReport:
     classes = next(iter(splits.values())).mask_classes
     coverage = {split: _coverage(source) for split, source in splits.items()}
-    masks = MaskReport(_unlearnable(classes, coverage), classes, coverage)
-    return replace(_examine(found, splits, note), masks=masks)
+    return MaskReport(_unlearnable(classes, coverage), classes, coverage)
 
 
 def _divide(found: FoundData) -> tuple[dict[str, Source], str]:
