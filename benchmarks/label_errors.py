@@ -70,7 +70,7 @@ def embed(options: Options, images: np.ndarray) -> Tensor:
 
 
 def rate(name: str, found: LabelErrors, wrong: Tensor, judged: Tensor | None = None) -> list[Result]:
-    """Compare two rankings with the truth: by the probability of the label, and by its margin to the best other class."""
+    """Compare two rankings with the truth: probability of the label, and its margin to the best other class."""
     own = found.confidence
     other = found.probabilities.gather(1, found.suggested[:, None])[:, 0]
     results = []

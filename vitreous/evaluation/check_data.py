@@ -26,7 +26,6 @@ from vitreous.evaluation.findings_page import write_page
 from vitreous.evaluation.label_errors import find_label_errors
 from vitreous.evaluation.near_duplicates import (
     CORRELATION,
-    SIMILARITY,
     Neighbours,
     candidate_pairs,
     correlations,
@@ -167,9 +166,8 @@ def find_suspicions(
         accuracy, errors = label_errors(images, device, seed)
     near, outlying = list[NearDuplicates](), list[Outlier]()
     if len(images.places) > NEIGHBOURS:
-        closest = neighbours(images.vectors, NEIGHBOURS, device)
-        near = near_duplicates(images, closest, report, device)
-        outlying = outliers(images, closest)
+        near = near_duplicates(images, report, device)
+        outlying = outliers(images, neighbours(images.vectors, NEIGHBOURS, device))
     return ModelFindings(
         checkpoint,
         image_size,
@@ -195,16 +193,14 @@ def label_errors(images: EmbeddedImages, device: torch.device, seed: int) -> tup
     return found.accuracy, errors
 
 
-def near_duplicates(
-    images: EmbeddedImages, closest: Neighbours, report: DataReport, device: torch.device
-) -> list[NearDuplicates]:
+def near_duplicates(images: EmbeddedImages, report: DataReport, device: torch.device) -> list[NearDuplicates]:
     """Return groups of near duplicates, without those that are identical and thus already reported."""
     copies = {
         sample: number
         for number, group in enumerate([*report.leaks, *report.conflicts, *report.duplicates])
         for sample in group
     }
-    pairs = candidate_pairs(closest, SIMILARITY)
+    pairs = candidate_pairs(images.vectors, device)
 
     def stored(row: int) -> StoredImage:
         split, index = images.places[row]

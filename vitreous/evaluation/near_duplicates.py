@@ -1,8 +1,8 @@
 """Near duplicates: images that show the same photo in another size, compression, crop or mirrored.
 
-Candidates are nearest neighbours in feature space. A pair is accepted if one image, resized and possibly mirrored, is
-found inside the other: the normalised cross-correlation of their details at the best position and size is high.
-Features alone cannot tell two photos of the same cat from two copies of one photo; details can.
+Candidates are nearest neighbours in whitened feature space. A pair is accepted if one image, resized and possibly
+mirrored, is found inside the other: the normalised cross-correlation of their details at the best position and size is
+high. Features alone cannot tell two photos of the same cat from two copies of one photo; details can.
 
 n: images; d: feature width; p: pairs; s: side of a thumbnail.
 """
@@ -21,13 +21,15 @@ from vitreous.data.image import UnreadableImage, decode, resize
 from vitreous.data.masks.files import map_in_threads
 from vitreous.data.sources.base import StoredImage
 from vitreous.evaluation import features
-from vitreous.evaluation.features import slices
+from vitreous.evaluation.features import rows_within_budget, slices
 from vitreous.evaluation.probe import PAIR_BYTES, nearest
 
 SIDE = 32  # of the thumbnails that are compared
 BLUR = 7  # details are the difference to the mean of this neighbourhood
 AREAS = (1.0, 0.93, 0.86, 0.79, 0.72, 0.65, 0.58)  # of a crop, as fractions of the image
-SIMILARITY = 0.5  # minimum cosine similarity of the features of a candidate pair
+CANDIDATES = 5  # nearest neighbours of an image to compare
+SIMILARITY = 0.1  # minimum cosine similarity of the whitened features of a candidate pair
+RIDGE = 0.03  # of the largest standard deviation, added before dividing by it
 CORRELATION = 0.7  # minimum correlation of details; different photos rarely exceed 0.5
 CHUNK = 512  # pairs to compare at a time
 
@@ -56,9 +58,28 @@ def neighbours(vectors: Float[Tensor, "n d"], k: int, device: torch.device) -> N
     return Neighbours(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def candidate_pairs(near: Neighbours, least: float) -> Int[Tensor, "p 2"]:
-    """Return pairs of neighbours with at least this similarity, each once, sorted."""
-    rows, columns = (near.similarity >= least).nonzero(as_tuple=True)
+def whitened(vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Give all principal components of the features nearly the same variance.
+
+    The largest components describe the kind of image, such as its class; copies also agree in the small ones.
+    """
+    count, width = vectors.shape
+    parts = list(slices(count, rows_within_budget(width)))
+    mean = sum((vectors[part].double().sum(dim=0) for part in parts), torch.zeros(width, dtype=torch.float64)) / count
+    covariance = torch.zeros(width, width, dtype=torch.float64)
+    for part in parts:
+        centred = vectors[part].double() - mean
+        covariance.addmm_(centred.T, centred, alpha=1 / count)
+    variances, components = torch.linalg.eigh(covariance)
+    std = variances.clamp(min=0).sqrt()
+    components /= std + RIDGE * std.max().clamp(min=1e-12)
+    return torch.cat([((vectors[part].double() - mean) @ components).float() for part in parts])
+
+
+def candidate_pairs(vectors: Float[Tensor, "n d"], device: torch.device) -> Int[Tensor, "p 2"]:
+    """Return the pairs of nearest neighbours that may be near duplicates, each once, sorted."""
+    near = neighbours(whitened(vectors), CANDIDATES, device)
+    rows, columns = (near.similarity >= SIMILARITY).nonzero(as_tuple=True)
     low, high = torch.stack([rows, near.indices[rows, columns]]).sort(dim=0).values.tolist()
     pairs = sorted(set(zip(low, high, strict=True)))
     return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
@@ -113,10 +134,9 @@ def correlation(
     a, b = details(first), details(second)
     ratio = second_aspect / first_aspect
     best = [
-        inside(large, template, shape)
+        inside(large, template, relative)
         for mirrored in (b, b.flip(-1))
         for large, template, relative in ((a, mirrored, ratio), (mirrored, a, 1 / ratio))
-        for shape in shapes(relative)
     ]
     return torch.stack(best).amax(dim=0)
 
@@ -141,27 +161,32 @@ def shapes(ratio: Float[Tensor, "p"]) -> Iterator[Int[Tensor, "p 2"]]:
 
 
 def inside(
-    image: Float[Tensor, "p s s"], template: Float[Tensor, "p s s"], shape: Int[Tensor, "p 2"]
+    image: Float[Tensor, "p s s"], template: Float[Tensor, "p s s"], ratio: Float[Tensor, "p"]
 ) -> Float[Tensor, "p"]:
-    """Return the highest correlation of a template, resized to `shape`, with any part of an image."""
+    """Return the highest correlation of a template, resized to one of its possible `shapes`, with a part of an image.
+
+    Sums over all positions of the template are computed at once, in the frequency domain.
+    """
     steps = torch.arange(SIDE, device=image.device)
-    height, width = shape[:, 0, None], shape[:, 1, None]
-    # Sample the template at pixel centres; outside `shape`, the canvas stays zero.
-    y, x = ((2 * steps + 1) / side - 1 for side in (height, width))
-    grid = torch.stack([x[:, None, :].expand(-1, SIDE, -1), y[:, :, None].expand(-1, -1, SIDE)], dim=-1)
-    mask = ((steps < height)[:, :, None] & (steps < width)[:, None, :]).float()
-    area = mask.sum(dim=(1, 2))[:, None, None]
-    resized = F.grid_sample(template[:, None], grid, padding_mode="border", align_corners=False)[:, 0] * mask
-    resized = (resized - resized.sum(dim=(1, 2), keepdim=True) / area) * mask
-    # Sums over all positions of the template at once, in the frequency domain.
-    spectrum, under = torch.fft.rfft2(resized).conj(), torch.fft.rfft2(mask).conj()
-    product = torch.fft.irfft2(torch.fft.rfft2(image) * spectrum, s=(SIDE, SIDE))
-    total = torch.fft.irfft2(torch.fft.rfft2(image) * under, s=(SIDE, SIDE))
-    squares = torch.fft.irfft2(torch.fft.rfft2(image.square()) * under, s=(SIDE, SIDE))
-    variance = (squares - total.square() / area) * resized.square().sum(dim=(1, 2), keepdim=True)
-    found = product / variance.clamp(min=1e-6 * area.square()).sqrt()  # plain images have no details to compare
-    fits = (steps <= SIDE - height)[:, :, None] & (steps <= SIDE - width)[:, None, :]
-    return found.masked_fill(~fits, -1).amax(dim=(1, 2))
+    spectrum, power = torch.fft.rfft2(image), torch.fft.rfft2(image.square())
+    best = image.new_full((len(image),), -1)
+    for shape in shapes(ratio):
+        height, width = shape[:, 0, None], shape[:, 1, None]
+        mask = ((steps < height)[:, :, None] & (steps < width)[:, None, :]).float()
+        area = mask.sum(dim=(1, 2), keepdim=True)
+        # Sample the template at pixel centres; outside `shape`, the canvas is zero.
+        y, x = ((2 * steps + 1) / side - 1 for side in (height, width))
+        grid = torch.stack([x[:, None, :].expand(-1, SIDE, -1), y[:, :, None].expand(-1, -1, SIDE)], dim=-1)
+        resized = F.grid_sample(template[:, None], grid, padding_mode="border", align_corners=False)[:, 0] * mask
+        resized = (resized - resized.sum(dim=(1, 2), keepdim=True) / area) * mask
+        under = torch.fft.rfft2(mask).conj()
+        products = (spectrum * torch.fft.rfft2(resized).conj(), spectrum * under, power * under)
+        product, total, squares = (torch.fft.irfft2(one, s=(SIDE, SIDE)) for one in products)
+        variance = (squares - total.square() / area) * resized.square().sum(dim=(1, 2), keepdim=True)
+        found = product / variance.clamp(min=area.square()).sqrt()  # a std below 1 level: no details to compare
+        fits = (steps <= SIDE - height)[:, :, None] & (steps <= SIDE - width)[:, None, :]
+        best = best.maximum(found.masked_fill(~fits, -1).amax(dim=(1, 2)))
+    return best
 
 
 def groups(pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
