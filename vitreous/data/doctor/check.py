@@ -21,7 +21,15 @@ from vitreous.common.checks import Size, fail
 from vitreous.common.text import SafeConsole, one_line, plural
 from vitreous.data.doctor.contact_sheet import check_name, write_sheet
 from vitreous.data.doctor.findings import SHOWN, ModelFindings, Sample
-from vitreous.data.image.decoding import UnreadableImage, decode, open_image, orientation_of, size_of
+from vitreous.data.image.decoding import (
+    UnreadableImage,
+    brightest_value,
+    decode,
+    open_image,
+    orientation_of,
+    range_for,
+    size_of,
+)
 from vitreous.data.masks.files import map_in_threads
 from vitreous.data.masks.folders import open_mask_folder
 from vitreous.data.open import find_data, make_splits
@@ -90,6 +98,7 @@ class DataReport:
     duplicates: list[list[Sample]] = field(default_factory=list)  # identical images, same split and label
     odd: dict[str, list[Sample]] = field(default_factory=dict)
     sizes: dict[str, Size] = field(default_factory=dict)  # smallest, median and largest by area
+    brightest: int | None = None  # highest value of all 16-bit images
     damaged: list[str] = field(default_factory=list)  # e.g. truncated shards
     masks: MaskReport | None = None
     contact_sheet: str | None = None
@@ -194,6 +203,9 @@ class DataReport:
         if self.sizes:
             sizes = ", ".join(f"{name} {height} x {width}" for name, (height, width) in self.sizes.items())
             yield f"image sizes (height x width): {sizes}"
+        if self.brightest is not None and (used := range_for(self.brightest)) is not None:
+            flag = f"train uses --value-range {used[0]} {used[1]} unless you set another one"
+            yield f"16-bit images use only values up to {self.brightest:,}, so they would be nearly black; {flag}"
         for kind, samples in self.odd.items():
             yield escape(f"{kind}: {plural(len(samples), 'image')}, e.g. {self._shown(samples[0])}")
         if self.duplicates:
@@ -302,7 +314,7 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
     checks = map_in_threads(check, keys, "checking images")
     odd: dict[str, list[Sample]] = defaultdict(list)
     copies: dict[bytes, list[Sample]] = defaultdict(list)
-    unreadable, sizes = [], []
+    unreadable, sizes, brightest = [], [], []
     for (split, index), checked in zip(keys, checks, strict=True):
         source = splits[split]
         label = source.classes[source.labels[index]] if found.labelled else ""
@@ -311,6 +323,7 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
             unreadable.append(UnreadableSample(split, label, sample.name, checked.error))
             continue
         sizes.append(checked.size)
+        brightest += [] if checked.brightest is None else [checked.brightest]
         copies[checked.digest].append(sample)
         for kind in checked.odd:
             odd[kind].append(sample)
@@ -329,6 +342,7 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
         duplicates=[group for group in groups if len({(sample.split, sample.label) for sample in group}) == 1],
         odd=dict(odd),
         sizes={"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]} if sizes else {},
+        brightest=max(brightest, default=None),
         damaged=found.damaged,
     )
 
@@ -344,6 +358,7 @@ class ImageCheck:
     size: Size | None = None
     odd: tuple[str, ...] = ()
     error: str = ""
+    brightest: int | None = None  # highest value of a 16-bit image
 
 
 def check_image(image: StoredImage) -> ImageCheck:
@@ -353,14 +368,14 @@ def check_image(image: StoredImage) -> ImageCheck:
     try:
         height, width = size_of(image)
         decode(image, at_least=(SMALL, SMALL))
-        odd = _oddities(image)
+        odd, brightest = _oddities(image), brightest_value(image)
     except UnreadableImage as error:
         return ImageCheck(digest, error=str(error))
     if min(height, width) < SMALL:
         odd.add(f"smaller than {SMALL} pixels")
     if max(height, width) > EXTREME * min(height, width):
         odd.add(f"more than {EXTREME} times as long as wide")
-    return ImageCheck(digest, (height, width), tuple(name for name in ODDITIES if name in odd))
+    return ImageCheck(digest, (height, width), tuple(name for name in ODDITIES if name in odd), brightest=brightest)
 
 
 def _oddities(stored: StoredImage) -> set[str]:
