@@ -127,7 +127,7 @@ def open_whole_image_encoder(
         encoder = encoder.resized((height, width))
     encoder = copy.copy(encoder)  # shares all tensors
     whole = dataclasses.replace(encoder.config.preprocessing, crop_fraction=1.0)
-    encoder.config = dataclasses.replace(encoder.config, preprocessing=whole)  # type: ignore[call-arg]
+    encoder.config = encoder.config.override({"preprocessing": whole})
     return encoder
 
 
@@ -138,7 +138,7 @@ def embed_splits(predictor: Predictor, splits: Mapping[str, Source], labelled: b
     for split, source in splits.items():
         results = predictor.stream_embeddings(source, kind)
         console = SafeConsole(stderr=True)
-        shown = track(results, f"embedding {split}", len(source), console=console, transient=True)
+        shown = track(results, f"embedding {split}", len(source), console=console, disable=not console.is_terminal)
         for index, result in enumerate(shown):
             if result.vector is not None:
                 places.append((split, index))
@@ -223,9 +223,9 @@ def near_duplicates(images: EmbeddedImages, report: DataReport, device: torch.de
 
 
 def outliers(images: EmbeddedImages, closest: Neighbours) -> list[Outlier]:
-    """Return the images that are far from their neighbours: beyond the upper quartile by 3 interquartile ranges."""
+    """Return the images that are far from their neighbours: beyond the upper quartile by 1.5 interquartile ranges."""
     distance = 1 - closest.similarity.mean(dim=1)
     low, high = distance.double().quantile(torch.tensor([0.25, 0.75], dtype=torch.float64)).tolist()
-    rows = (distance > high + 3 * (high - low)).nonzero()[:, 0]
+    rows = (distance > high + 1.5 * (high - low)).nonzero()[:, 0]
     rows = rows[distance[rows].argsort(descending=True, stable=True)]
     return [Outlier(**vars(images.sample(row)), distance=float(distance[row])) for row in rows.tolist()]
