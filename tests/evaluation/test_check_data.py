@@ -117,6 +117,21 @@ def test_image_unlike_all_others_is_an_outlier(tmp_path: Path, model: vitreous.V
     assert suspicions.outliers[0].name == "a/stripes.png"
 
 
+def test_dark_16_bit_images_are_told_apart(tmp_path: Path, model: vitreous.ViT) -> None:
+    """Without their value range, all these images would be nearly black, and equal to the model."""
+    for index in range(30):
+        path = tmp_path / "data" / ("ab"[index % 2]) / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        grey = np.asarray(photo((110, 110, 110), index).convert("L")).astype(np.uint16)
+        Image.fromarray((600 if index % 2 else 0) + grey).save(path)
+    report = vitreous.check_data(tmp_path / "data", model, device="cpu")
+    assert report.value_range == (0, 1023)
+    assert report.suspicions is not None
+    assert report.suspicions.accuracy == 1
+    assert not report.suspicions.near_duplicates
+    assert model.config.preprocessing.value_range is None
+
+
 def test_data_without_a_model_has_no_suspicions(folder: Path) -> None:
     report = vitreous.check_data(str(folder))
     assert report.suspicions is None

@@ -81,13 +81,17 @@ def check_data(
     report = doctor.check_data(spec, root, None if page is not None else out)
     if encoder is None or (report.masks is not None and not report.masks.coverage):
         return report
+    how = encoder.config.preprocessing
+    if how.value_range is None:
+        how = dataclasses.replace(how, value_range=report.value_range)
+        encoder.config = encoder.config.override({"preprocessing": how})
     found, splits, _ = doctor.open_splits(spec, root)
     predictor = Predictor(encoder, device, batch_size, precision)
     images = embed_splits(predictor, splits, found.labelled)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
     findings = find_suspicions(images, name, encoder.config.image_size, report, predictor.device, seed)
     if page is not None:
-        findings = dataclasses.replace(findings, page=str(write_page(page, report.name, findings, splits)))
+        findings = dataclasses.replace(findings, page=str(write_page(page, report, findings, splits)))
     return dataclasses.replace(report, suspicions=findings)
 
 
@@ -206,7 +210,7 @@ def near_duplicates(images: EmbeddedImages, report: DataReport, device: torch.de
         split, index = images.places[row]
         return images.splits[split].image(index)
 
-    scores = correlations(pairs, stored, device)
+    scores = correlations(pairs, stored, device, report.value_range)
     same = {}
     for (a, b), score in zip(pairs.tolist(), scores.tolist(), strict=True):
         first, second = images.sample(a), images.sample(b)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.text import plural
+from vitreous.data.doctor.check import DataReport
 from vitreous.data.doctor.findings import ModelFindings, NearDuplicates, Sample
 from vitreous.data.image import UnreadableImage, decode
 from vitreous.data.sources.base import Source
@@ -15,14 +16,15 @@ from vitreous.report.html import THUMBNAIL, Html, name, photos, sections_page, t
 MOST = 200  # images per section
 
 
-def write_page(path: Path, title: str, findings: ModelFindings, splits: Mapping[str, Source]) -> Path:
+def write_page(path: Path, report: DataReport, findings: ModelFindings, splits: Mapping[str, Source]) -> Path:
     """Write the page, creating its folder if necessary."""
     rows = {split: {source.name(row): row for row in range(len(source))} for split, source in splits.items()}
 
     def image(sample: Sample) -> Tensor | None:
         source = splits[sample.split]
         try:
-            return decode(source.image(rows[sample.split][sample.name]), at_least=(THUMBNAIL, THUMBNAIL))
+            stored = source.image(rows[sample.split][sample.name])
+            return decode(stored, at_least=(THUMBNAIL, THUMBNAIL), value_range=report.value_range)
         except (UnreadableImage, OSError):
             return None
 
@@ -61,7 +63,7 @@ def write_page(path: Path, title: str, findings: ModelFindings, splits: Mapping[
         ("Outliers", [_note(len(findings.outliers)), grid(strange, distances)] if strange else []),
     ]
     text = f"Suspicions of {findings.checkpoint}{accuracy}. Check each image before you change or delete it."
-    page = sections_page(f"{title}: suspicious images", sections, tag("p", text, class_="soft"))
+    page = sections_page(f"{report.name}: suspicious images", sections, tag("p", text, class_="soft"))
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8", errors="replace")  # file names may be invalid Unicode

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.data.image import UnreadableImage, decode, resize
+from vitreous.data.image.decoding import ValueRange
 from vitreous.data.masks.files import map_in_threads
 from vitreous.data.sources.base import StoredImage
 from vitreous.evaluation import features
@@ -96,21 +97,24 @@ class Thumbnail:
     aspect: float
 
 
-def thumbnail(image: Callable[[], StoredImage]) -> Thumbnail | None:
+def thumbnail(image: Callable[[], StoredImage], value_range: ValueRange | None = None) -> Thumbnail | None:
     """Return the thumbnail of an image, or None if it is unreadable."""
     try:
-        pixels = decode(image(), channels=1, at_least=(2 * SIDE, 2 * SIDE))
+        pixels = decode(image(), 1, (2 * SIDE, 2 * SIDE), value_range)
     except (UnreadableImage, OSError):
         return None
     return Thumbnail(resize(pixels, (SIDE, SIDE), "bilinear")[0].numpy(), pixels.shape[1] / pixels.shape[2])
 
 
 def correlations(
-    pairs: Int[Tensor, "p 2"], image: Callable[[int], StoredImage], device: torch.device
+    pairs: Int[Tensor, "p 2"],
+    image: Callable[[int], StoredImage],
+    device: torch.device,
+    value_range: ValueRange | None = None,
 ) -> Float[Tensor, "p"]:
     """Return the correlation of details of each pair; -1 if an image is unreadable."""
     used = sorted(set(pairs.flatten().tolist()))
-    thumbnails = map_in_threads(lambda index: thumbnail(lambda: image(index)), used, "comparing images")
+    thumbnails = map_in_threads(lambda index: thumbnail(lambda: image(index), value_range), used, "comparing images")
     shown = {index: found for index, found in zip(used, thumbnails, strict=True) if found is not None}
     result = torch.full((len(pairs),), -1.0)
     readable = torch.tensor([a in shown and b in shown for a, b in pairs.tolist()], dtype=torch.bool)

@@ -120,6 +120,11 @@ class DataReport:
         large, small = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
         return large, counts[large], small, counts[small]
 
+    @property
+    def value_range(self) -> tuple[int, int] | None:
+        """Range of the 16-bit images if they use only some of their bits, otherwise None."""
+        return None if self.brightest is None else range_for(self.brightest)
+
     def _copies(self) -> list[tuple[str, list[Sample]]]:
         """List the groups of identical images that count as problems, each once and with a title."""
         leaks = [
@@ -203,7 +208,7 @@ class DataReport:
         if self.sizes:
             sizes = ", ".join(f"{name} {height} x {width}" for name, (height, width) in self.sizes.items())
             yield f"image sizes (height x width): {sizes}"
-        if self.brightest is not None and (used := range_for(self.brightest)) is not None:
+        if (used := self.value_range) is not None:
             flag = f"train uses --value-range {used[0]} {used[1]} unless you set another one"
             yield f"16-bit images use only values up to {self.brightest:,}, so they would be nearly black; {flag}"
         for kind, samples in self.odd.items():
@@ -272,7 +277,7 @@ def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None =
     if has_masks(path):
         return replace(report, masks=_check_masks(splits))
     if contact_sheet is not None:
-        report = replace(report, contact_sheet=str(write_sheet(splits, contact_sheet)))
+        report = replace(report, contact_sheet=str(write_sheet(splits, contact_sheet, report.value_range)))
     return report
 
 
