@@ -1,8 +1,8 @@
 """Likely label errors, by confident learning (arXiv 1911.00068) with a ridge classifier on frozen features.
 
 Each image gets class probabilities from a classifier that was fitted without it. An image is suspicious if the
-probability of its own label is low. On CIFAR-10N, this ranking and ridge regression found more errors among the first
-100 images than the margin to the best other class and logistic regression did (docs/measured.md).
+probability of its own label is low; on CIFAR-10N, this ranking found more errors than the margin to the best other
+class did (docs/measured.md).
 
 n: images; d: width of the features.
 """
