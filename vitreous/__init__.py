@@ -11,6 +11,7 @@ from vitreous.common.lazy_names import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.evaluation.check_data import check_data as check_data
     from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics
     from vitreous.evaluation.evaluate_model import Metrics as Metrics
     from vitreous.evaluation.evaluate_model import SegmentationMetrics as SegmentationMetrics
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
+    "check_data": "vitreous.evaluation.check_data",
     "ClassificationMetrics": "vitreous.evaluation.evaluate_model",
     "Conversion": "vitreous.weights.convert",
     "convert": "vitreous.weights.convert",

@@ -121,10 +121,11 @@ class Reader(Dataset[Batch]):
     def _read(self, image: StoredImage, numbers: Sequence[float], fast: bool) -> Tensor:
         if self.crop_scale is None:
             return fit(image, self.size, self.preprocessing, self.channels, fast)
-        interpolation = self.preprocessing.interpolation
+        how = self.preprocessing
         return random_resized_crop(
-            image, self.size, numbers, self.crop_scale, interpolation=interpolation, channels=self.channels, fast=fast
-        )
+            image, self.size, numbers, self.crop_scale, interpolation=how.interpolation, channels=self.channels,
+            fast=fast, value_range=how.value_range,
+        )  # fmt: skip
 
     def _read_mask(self, index: int, image: StoredImage, numbers: Sequence[float], fast: bool) -> Tensor:
         ids = self.stored_mask(index)

@@ -1,7 +1,8 @@
-"""Evaluation of classifiers and segmenters, and of frozen encoders with probes.
+"""Evaluation of classifiers and segmenters, of frozen encoders with probes, and of data sets with an encoder.
 
 Images are processed as in prediction (`vitreous.inference`). Probes are trained on features of the train split:
-probe.py implements k-NN; linear.py implements ridge regression, linear probes and few-shot probes. Nothing is printed.
+probe.py implements k-NN; linear.py implements ridge regression, linear probes and few-shot probes. check_data.py finds
+label errors, near duplicates and outliers. Nothing is printed.
 """
 
 from vitreous.evaluation.evaluate_model import ClassificationMetrics, Metrics, SegmentationMetrics, evaluate

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitreous.common.checks import BadValue, path_suggestion
 from vitreous.common.text import plural
 from vitreous.data.masks.layouts import mask_files
-from vitreous.data.sources.base import EXTENSIONS, is_image_file
+from vitreous.data.sources.base import is_image_file, readable_extensions
 from vitreous.inference.engine import Embedding, Engine, Images, Precision, Prediction
 from vitreous.inference.predictor import Predictor, Segmentation, predictor_for
 from vitreous.model.protocol import Model
@@ -162,7 +162,8 @@ def expand(arguments: Sequence[str]) -> list[Path]:
     if not arguments:
         raise BadValue("no images given: pass files, folders, globs, or - to read paths from standard input")
     if not found:
-        words, extensions = ", ".join(map(repr, arguments)), ", ".join(f".{name}" for name in sorted(EXTENSIONS))
+        words = ", ".join(map(repr, arguments))
+        extensions = ", ".join(f".{name}" for name in sorted(readable_extensions()))
         raise ValueError(f"no images found in {words}; supported extensions are {extensions}")
     return list(found.values())
 

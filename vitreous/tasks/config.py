@@ -25,6 +25,7 @@ from vitreous.common.checks import (
 from vitreous.common.codec import decode
 from vitreous.data.augment.config import Augmentation
 from vitreous.model.config import ViTConfig
+from vitreous.model.options import check_value_range
 
 C = TypeVar("C")
 
@@ -228,6 +229,8 @@ class TrainConfig:
     """Local copy of a data set that would otherwise be downloaded."""
     val_fraction: float = 0.2
     """Fraction of the training images to hold out if the data has no validation split."""
+    value_range: tuple[float, float] | None = None
+    """Values of 16-bit images that become black and white, such as 0 4095 for 12-bit data; stored in the checkpoint."""
     seed: int = 0
     """Random seed for the split, initial weights, data order, augmentation and dropout."""
 
@@ -312,6 +315,8 @@ class TrainConfig:
         if self.model is not None and self.init is not None:
             fail("model", self.model, "omitted with --init, because the checkpoint defines the architecture")
         check_real("val_fraction", self.val_fraction, 0.01, 0.9)
+        if self.value_range is not None:
+            check_value_range("value_range", self.value_range)
         check_whole("seed", self.seed, 0, 2**62)
         check_whole("lora_rank", self.lora_rank, 1, 4096)
         for name in ("smoothing", "stochastic_depth", "dropout", "patch_dropout"):

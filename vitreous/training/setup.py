@@ -7,9 +7,10 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from vitreous.common.checks import BadValue, fail
 from vitreous.common.text import plural
 from vitreous.common.threads import cores
 from vitreous.data.image import UnreadableImage, size_of
+from vitreous.data.image.decoding import brightest_value, range_for
 from vitreous.data.loader import Batch, BatchSlice, EvalLoader, TrainLoader
-from vitreous.data.sources.base import DataSet, Source
+from vitreous.data.sources.base import DataSet, Source, StoredImage
 from vitreous.inference.device import free_memory
 from vitreous.inference.engine import mixed_precision
 from vitreous.model.presets import configure
@@ -64,6 +66,8 @@ LARGEST = 256  # a checkpoint with a larger image size is fine-tuned at a smalle
 FEW = 2_000  # with fewer images, --init is recommended
 MANY = 100_000  # with more images, --init auto uses a smaller model, to keep the run short
 
+T = TypeVar("T")
+
 # Data sets whose images change meaning when mirrored.
 UNMIRRORED = {"digits": "a mirrored 2 is not a digit"}
 
@@ -106,6 +110,8 @@ class _Choices:
             self.pick(*self.task.choose_model(config, self.count, self.side, self.device))
         if not config.image_size:
             self.pick(self.image_size())
+        if config.value_range is None:
+            self.pick(*self.value_range())
         self.pick(*self.task.choose_options(self.config, self.data, self.init))
         self.trained_weights()
         if not isinstance(config.batch_size, int):
@@ -170,6 +176,16 @@ class _Choices:
             self.pick(Choice("train_only", "all", f"for {self.count} images and this checkpoint"))
         if config.optim.layer_decay is None and self.config.train_only == "all" and start.backbone.has_attention:
             self.pick(Choice("layer_decay", 0.75, "for fine-tuning"))
+
+    def value_range(self) -> list[Choice]:
+        """Choose the range of 16-bit images that use few of their bits, unless the checkpoint has one."""
+        start = checkpoint_config(self.config, self.init)
+        if start is not None and start.preprocessing.value_range is not None:
+            return []
+        brightest = [value for value in sampled(self.data.train, brightest_value) if value is not None]
+        used = range_for(max(brightest, default=0))
+        reason = f"the 16-bit images use values up to {max(brightest, default=0):,} and would be nearly black"
+        return [Choice("value_range", used, reason)] if used is not None else []
 
     def batch_size(self) -> Choice:
         ideal, reason = (
@@ -281,15 +297,19 @@ def open_pretrained(
 
 def typical_side(source: Source, samples: int = 25) -> int:
     """Return the median shorter side of a sample of images, read from their headers."""
-    sides = []
-    for index in np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int):
-        try:
-            sides.append(min(size_of(source.image(int(index)))))
-        except (UnreadableImage, OSError):
-            continue  # reported when it is loaded
+    sides = [min(size) for size in sampled(source, size_of, samples)]
     if not sides:
         raise ValueError(f"cannot read any of {min(samples, len(source))} sampled images, such as {source.name(0)}")
     return int(np.median(sides))
+
+
+def sampled(source: Source, measure: Callable[[StoredImage], T], samples: int = 25) -> list[T]:
+    """Apply a function to a sample of images. Unreadable images are skipped and reported when they are loaded."""
+    results = []
+    for index in np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int):
+        with suppress(UnreadableImage, OSError):
+            results.append(measure(source.image(int(index))))
+    return results
 
 
 def _tiled(fits: Callable[[int], object], pixels: int) -> int:
@@ -479,6 +499,10 @@ def set_up(
 
     torch.manual_seed(config.seed)
     model = task_class.build_model(config, data, init or open_init(config)).to(world.device)
+    if config.value_range is not None:
+        how = dataclasses.replace(model.config.preprocessing, value_range=config.value_range)
+        for part in (model, model.backbone):
+            part.config = part.config.override({"preprocessing": how})
     copy_to_memory(model)  # weights must not stay mapped to the --init file; checkpoints need contiguous tensors
     backbone = model.backbone
     freeze(model, config)

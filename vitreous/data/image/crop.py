@@ -21,6 +21,7 @@ from vitreous.data.image.decoding import (
     ImageHeader,
     Interpolation,
     UnreadableImage,
+    ValueRange,
     decode_pixels,
     read_image_header,
     reduction_factor,
@@ -44,7 +45,8 @@ def fit(
     header = read_image_header(image)
     resized = resized_for(header.size, size, preprocessing)
     with reserve_memory(header.bytes):
-        pixels, _ = decode_pixels(image, header, channels, _fit_factor(header, resized) if fast else 1)
+        factor = _fit_factor(header, resized) if fast else 1
+        pixels, _ = decode_pixels(image, header, channels, factor, value_range=preprocessing.value_range)
         for axis in (0, 1):
             pixels, side = _trim(pixels, axis + 1, resized[axis], size[axis])
             resized = (side, resized[1]) if axis == 0 else (resized[0], side)
@@ -102,13 +104,14 @@ def random_resized_crop(
     interpolation: Interpolation = "bicubic",
     channels: int = 3,
     fast: bool = False,
+    value_range: ValueRange | None = None,
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
     """Crop at random, using four uniform `numbers` (see `crop_box`), and resize. The result is channels-last."""
     header = read_image_header(image)
     top, left, height, width = crop_box(header.size, numbers, scale, ratio)
     reduced = reduction_factor((height, width), size) if fast else 1
     with reserve_memory(header.bytes):
-        pixels, factor = decode_pixels(image, header, channels, reduced, bottom=top + height)
+        pixels, factor = decode_pixels(image, header, channels, reduced, bottom=top + height, value_range=value_range)
         crop = pixels[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
         return repeat_grey(resize(crop, size, interpolation), channels)
 
