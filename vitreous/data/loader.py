@@ -4,7 +4,7 @@ Small in-memory data sets are kept on the device; all others are read by worker 
 and crop them and their masks with the same random numbers. Augmentation (vitreous.data.augment) then runs on the
 device, on whole batches.
 
-b: batch; c: channels; h, w: height and width.
+b: batch; c: channels; h, w: height and width; d: width of the features.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -41,6 +41,7 @@ class Batch(NamedTuple):
     epoch: int
     problems: list[str]  # "name: reason" for each unreadable image
     masks: UInt8[Tensor, "b h w"] | None = None  # indices into mask_classes, or IGNORED
+    features: Float[Tensor, "b d"] | None = None  # of a frozen encoder, instead of images (training/cached_head.py)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy images, labels and masks to a device."""

@@ -30,7 +30,7 @@ from vitreous.report.html import RunReport, duration, write_report
 from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task, check_preset, open_init
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
-from vitreous.training import checkpoint, run_folder
+from vitreous.training import checkpoint, lda_head, run_folder
 from vitreous.training.checkpoint import Progress, read_progress
 from vitreous.training.distributed import World, world
 from vitreous.training.optim import rate_fraction
@@ -97,6 +97,8 @@ def train(
         config = run_folder.resumed_config(config)
     task_class = own_task or TASKS[config.task]
     task_class.check(config)
+    if config.train_only == "lda" and not config.resume:
+        config = lda_head.complete(config, task_class)
 
     with world(config.device) as here, ExitStack() as held:
         console = SafeConsole(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
@@ -125,6 +127,8 @@ def train(
             console.print(f"  {chosen.advice}")
 
         job = set_up(config, dataset, here, own_task, opened)
+        if config.train_only == "lda":
+            lda_head.linear_head(job.state.model)  # raises if the head is not linear
         if config.resume:
             run_folder.record_command(folder, command, here)
         else:
@@ -137,7 +141,10 @@ def train(
             job.total_steps, job.steps_per_epoch, epochs, before.step, quiet=not here.first
         ) as display:
             try:
-                train_steps(job, folder, display, resume)
+                if config.train_only == "lda" and not resume:
+                    solve_head(job, folder, display)
+                else:
+                    train_steps(job, folder, display, resume)
             except ValueError:
                 if here.first:
                     run_folder.release(folder)
@@ -221,13 +228,7 @@ def _finish_epoch(
     config, world, task = job.config, job.world, job.task
     epoch = -(-progress.step // job.steps_per_epoch)
     row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": lr, **monitor.metrics()}
-    names, count = monitor.all_unreadable(), len(job.data.train)
-    allowed = MAX_UNREADABLE if config.max_unreadable is None else config.max_unreadable
-    if len(names) / count > allowed:
-        raise ValueError(
-            f"{len(names)} of {count} training images ({len(names) / count:.1%}) cannot be read, which is more than "
-            f"--max-unreadable {allowed:g} allows; the first is {names[0]}"
-        )
+    _check_unreadable(job, monitor.all_unreadable())
     if evaluated := epoch % (config.evaluate_every or 1) == 0 or progress.step == job.total_steps:
         metrics = evaluate(job, job.data.val).metrics()
         row |= {f"val_{name}": value for name, value in metrics.items()}
@@ -237,9 +238,7 @@ def _finish_epoch(
         if score > progress.best or (score == progress.best and loss < progress.best_loss):
             progress.best, progress.best_loss = score, loss
             progress.best_step, progress.since_best = progress.step, 0
-            provenance = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
-            provenance |= {"seed": config.seed, "val_fraction": config.val_fraction}
-            checkpoint.save_best(folder / "best", job.state, world, provenance)
+            _save_best(job, folder, progress, metrics)
     row |= {"seconds": progress.seconds, "skipped_steps": monitor.skipped}
     if world.first:
         append_row(folder / METRICS, row)
@@ -251,6 +250,38 @@ def _finish_epoch(
     shown = dict.fromkeys(("train_loss", "val_loss", f"val_{task.metric}", "train_images_per_second"))
     display.epoch(epoch, {name: row[name] for name in shown if name in row})
     monitor.reset()
+
+
+def solve_head(job: Job, folder: Path, display: ProgressDisplay) -> None:
+    """Compute the head in closed form instead of training it."""
+    clock = _Clock(0.0)
+    row = lda_head.solve(job, display.print)
+    _check_unreadable(job, row["unreadable"])
+    progress = Progress(step=job.total_steps, best_step=job.total_steps, seconds=clock.seconds())
+    _save_best(job, folder, progress, {"leave_one_out_top1": row["train_top1"]})
+    if job.world.first:
+        append_row(folder / METRICS, row | {"seconds": progress.seconds})
+        if job.config.tensorboard:
+            log_tensorboard(folder, row)
+    job.state.optimizers.create_state()  # part of a complete checkpoint
+    _save(job, folder, progress)
+
+
+def _check_unreadable(job: Job, names: list[str]) -> None:
+    """Raise if too many training images are unreadable."""
+    count, given = len(job.data.train), job.config.max_unreadable
+    allowed = MAX_UNREADABLE if given is None else given
+    if len(names) / count > allowed:
+        raise ValueError(
+            f"{len(names)} of {count} training images ({len(names) / count:.1%}) cannot be read, which is more than "
+            f"--max-unreadable {allowed:g} allows; the first is {names[0]}"
+        )
+
+
+def _save_best(job: Job, folder: Path, progress: Progress, metrics: dict[str, Any]) -> None:
+    provenance = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
+    provenance |= {"seed": job.config.seed, "val_fraction": job.config.val_fraction}
+    checkpoint.save_best(folder / "best", job.state, job.world, provenance)
 
 
 def evaluate(job: Job, source: Source) -> Results:
@@ -347,7 +378,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
                 task=report,
                 commands=(folder / run_folder.COMMANDS).read_text(encoding="utf-8").splitlines(),
                 facts=_facts(job, metrics),
-                history=rows,
+                history=rows if job.config.train_only != "lda" else (),  # a single row has no curves
                 config={"run": to_dict(job.config), "model": to_dict(job.state.model.config)},
                 unreadable=unreadable,
                 automatic=notes,
@@ -397,7 +428,10 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
         "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else ""),
         "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
     }
-    return [command.format(**values) for command in task.next_steps]
+    commands = [command.format(**values) for command in task.next_steps]
+    if config.train_only == "lda":
+        commands.append(f"vitreous extend {values['best']} --data MORE_IMAGES --out {values['folder']}-extended")
+    return commands
 
 
 def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
@@ -418,7 +452,9 @@ def _facts(job: Job, metrics: dict[str, Any]) -> dict[str, str]:
         "image size": " x ".join(map(str, model.config.image_size)),
         "data": f"{job.data.name}: {len(job.data.train):,} training and {len(job.data.val):,} validation images",
         "split": job.data.note,
-        "steps": f"{metrics['steps']:,}, each with {config.batch_size} images ({metrics['epochs']} epochs)",
+        "steps": f"{metrics['steps']:,}, each with {config.batch_size} images ({metrics['epochs']} epochs)"
+        if config.train_only != "lda"
+        else "none; the head was computed by linear discriminant analysis",
         "device": f"{job.world.device.type} x {job.world.size}",
         "precision": str(job.stepper.precision).removeprefix("torch."),
         "speed": f"{metrics['images_per_second']:,.0f} training images/s on average",
