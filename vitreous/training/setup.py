@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +41,7 @@ from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import Augment, TrainConfig, with_fields
 from vitreous.tasks.masked import Mae, Mpp
 from vitreous.tasks.segment import Segment
+from vitreous.training.cached_head import CachedHead, FeatureLoader, can_cache
 from vitreous.training.checkpoint import State
 from vitreous.training.distributed import World, parallelise, synchronise
 from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
@@ -374,8 +375,10 @@ class Job:
     steps_per_epoch: int
     total_steps: int
 
-    def evaluator(self, source: Source) -> EvalLoader:
+    def evaluator(self, source: Source) -> Iterable[Batch]:
         """Return the evaluation batches of a split."""
+        if isinstance(self.loader, FeatureLoader):
+            return self.loader.evaluation(source)
         config = self.state.model.config
         reader = Reader(source, config.image_size, config.channels, config.preprocessing, masks=self.task.masks)
         resident = self.world.device if can_reside(source, config.image_size, config.channels) else None
@@ -406,7 +409,8 @@ def set_up(
     copy_to_memory(model)  # weights must not stay mapped to the --init file; checkpoints need contiguous tensors
     backbone = model.backbone
     freeze(model, config)
-    task = task_class(config, model)
+    cached = can_cache(config, task_class, model)
+    task = (CachedHead if cached else task_class)(config, model)
     if own_task is not None and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
     module = task.module().train()
@@ -432,7 +436,9 @@ def set_up(
         data.train, *form, shape.preprocessing, augmentation, config.seed, masks=task.masks, exact_from=exact
     )
     loader: TrainLoader = StreamLoader(reader, place, config.workers or 0, world.device)
-    if augmentation.crop != "resized" and can_reside(data.train, *form):
+    if isinstance(task, CachedHead):
+        task.source, loader = data.train, FeatureLoader(model, config, data, world, place, precision)
+    elif augmentation.crop != "resized" and can_reside(data.train, *form):
         loader = ResidentLoader(load_resident(reader, world.device), config.seed, place, augmentation.repeats)
     state = State(model, module, optimizers, ema)
     return Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total)
