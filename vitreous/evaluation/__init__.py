@@ -2,6 +2,7 @@
 
 Images are processed as in prediction (`vitreous.inference`). Probes are trained on features of the train split:
 probe.py implements k-NN; linear.py implements ridge regression, linear probes and few-shot probes. Nothing is printed.
+discriminant.py implements the classifier of `vitreous train --train-only lda`.
 """
 
 from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics

@@ -32,9 +32,9 @@ ROWS = 8192  # images per batch of an evaluation
 
 def can_cache(config: TrainConfig, task: type[Task], model: Model) -> bool:
     """True if the head can be trained on features that are computed once."""
-    if config.train_only != "head" or config.parallel != "ddp":
+    if config.train_only != "head" or config.parallel != "ddp" or task is not Classify:
         return False
-    if task is not Classify or config.distillation.teacher is not None or len(model.heads) != 1:
+    if config.distillation.teacher is not None or len(model.heads) != 1:
         return False
     images, encoder = config.augment.on(Augmentation()), model.config
     mixed = images.colour_jitter or images.erasing or images.mixup or images.cutmix

@@ -409,7 +409,7 @@ def set_up(
     copy_to_memory(model)  # weights must not stay mapped to the --init file; checkpoints need contiguous tensors
     backbone = model.backbone
     freeze(model, config)
-    cached = can_cache(config, task_class, model)
+    cached = config.train_only == "head" and can_cache(config, task_class, model)
     task = (CachedHead if cached else task_class)(config, model)
     if own_task is not None and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
