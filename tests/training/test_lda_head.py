@@ -1,20 +1,26 @@
 """`--train-only lda`: the run folder, the solution, and the checkpoint's further use."""
 
+import io
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import vitreous
-from train_runs import skip_report
+from live_server import in_thread
+from train_runs import skip_report, start
 from vitreous.common.checks import BadValue
 from vitreous.data.open import open_data
 from vitreous.model.build import build
 from vitreous.model.presets import configure
+from vitreous.serving.models import serve_model
+from vitreous.training import TrainConfig
 from vitreous.training.run import train
 from vitreous.weights.native import statistics_of
 
@@ -98,9 +104,32 @@ def test_a_finished_run_can_be_resumed(run: vitreous.Run, monkeypatch: pytest.Mo
     assert again.metrics["top1"] == run.metrics["top1"]
 
 
-def test_unreadable_images_are_left_out(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from PIL import Image
+@pytest.mark.slow
+def test_two_processes_compute_the_head_of_one(run: vitreous.Run, encoder: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    base = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    config = TrainConfig(
+        data="digits", init=encoder, train_only="lda", out=tmp_path / "two", device="cpu", workers=0, batch_size=64
+    )
+    ranks = [start(config, world=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    for process in ranks:
+        process.join(300)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    two = vitreous.load(tmp_path / "two" / "best").state_dict()
+    torch.testing.assert_close(two, run.model.state_dict(), rtol=1e-4, atol=1e-4)
 
+
+def test_the_checkpoint_is_served(run: vitreous.Run) -> None:
+    file = io.BytesIO()
+    Image.new("L", (8, 8), 90).save(file, "PNG")
+    with in_thread([serve_model(run.model, device="cpu")]) as live:
+        predictions = live.request("POST", "/v1/classify", file.getvalue()).json["predictions"]
+    assert predictions[0]["label"] in run.model.config.labels
+
+
+def test_unreadable_images_are_left_out(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_report(monkeypatch)
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
