@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from vitreous.model.vit import ViT as ViT
     from vitreous.serving import serve as serve
     from vitreous.training import TrainConfig as TrainConfig
+    from vitreous.training.extend import extend as extend
     from vitreous.training.run import Run as Run
     from vitreous.training.run import train as train
     from vitreous.weights.convert import Conversion as Conversion
@@ -61,6 +62,7 @@ _HOMES = {
     "evaluate": "vitreous.evaluation.evaluate_model",
     "explain": "vitreous.explanation.explain",
     "Explanation": "vitreous.explanation.result",
+    "extend": "vitreous.training.extend",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
     "Metrics": "vitreous.evaluation.evaluate_model",

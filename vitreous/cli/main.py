@@ -20,6 +20,7 @@ from vitreous.cli.demo import demo
 from vitreous.cli.embed import embed
 from vitreous.cli.eval import evaluate
 from vitreous.cli.explain import explain
+from vitreous.cli.extend import extend
 from vitreous.cli.info import info
 from vitreous.cli.predict import predict
 from vitreous.cli.serve import serve
@@ -31,7 +32,7 @@ from vitreous.training import TrainConfig
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train, "eval": evaluate, "predict": predict, "embed": embed, "explain": explain,
-    "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
+    "extend": extend, "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
 }  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # None cannot be typed; omit the flag instead

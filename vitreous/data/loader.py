@@ -4,7 +4,7 @@ Worker processes decode images to uint8 and crop them and their masks with the s
 (vitreous.data.augment) then runs on the device, on whole batches. Data sets that fit in memory are read only once (see
 resident.py).
 
-b: batch; c: channels; h, w: height and width.
+b: batch; c: channels; h, w: height and width; d: width of the features.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -43,6 +43,7 @@ class Batch(NamedTuple):
     epoch: int
     problems: list[str]  # "name: reason" for each unreadable image
     masks: UInt8[Tensor, "b h w"] | None = None  # indices into mask_classes, or IGNORED
+    features: Float[Tensor, "b d"] | None = None  # of a frozen encoder, instead of images (training/cached_head.py)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy images, labels and masks to a device."""

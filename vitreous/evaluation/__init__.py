@@ -2,7 +2,8 @@
 
 Images are processed as in prediction (`vitreous.inference`). Probes are trained on features of the train split:
 probe.py implements k-NN; linear.py implements ridge regression, linear probes and few-shot probes. check_data.py finds
-label errors, near duplicates and outliers. Nothing is printed.
+label errors, near duplicates and outliers. discriminant.py implements the classifier of `vitreous train --train-only
+lda`. Nothing is printed.
 """
 
 from vitreous.evaluation.evaluate_model import ClassificationMetrics, Metrics, SegmentationMetrics, evaluate

@@ -22,13 +22,13 @@ from torch import Tensor
 import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail
-from vitreous.common.codec import to_dict
 from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.sources.base import FileSource, Source, SpanSource, Subset
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import FeatureKind, Predictor
 from vitreous.model.protocol import Model
+from vitreous.weights.native import weights_digest
 
 BUDGET = 512 << 20  # maximum size in bytes of a probe's temporary tensors, in addition to features and weights
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}
@@ -68,7 +68,7 @@ def extract(
     if problems:
         features, labels = features[labels >= 0], labels[labels >= 0]
     if not len(features):
-        raise ValueError(f"nothing to probe: none of the {len(source)} images could be read")
+        raise ValueError(f"none of the {len(source)} images could be read")
     broken = sum(int((~features[rows].isfinite().all(dim=1)).sum()) for rows in slices(len(features), 4096))
     if broken:
         hint = ", or do not fit in float16; try --precision fp32" if stored == torch.float16 else ""
@@ -164,10 +164,8 @@ def read_features(file: Path) -> FeatureSet | None:
 
 def digest(model: Model, source: Source, **how: object) -> str:
     """Return a hash, in 32 hexadecimal digits, of everything that the features depend on."""
-    total = hashlib.sha256(json.dumps([vitreous.__version__, to_dict(model.config), how], sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    weights = weights_digest(model.config, model.state_dict())
+    total = hashlib.sha256(json.dumps([vitreous.__version__, weights, how], sort_keys=True).encode())
     for stamp in _stamps(source):
         total.update(len(stamp).to_bytes(8, "little") + stamp)
     return total.hexdigest()[:32]

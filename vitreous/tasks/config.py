@@ -234,8 +234,9 @@ class TrainConfig:
     seed: int = 0
     """Random seed for the split, initial weights, data order, augmentation and dropout."""
 
-    train_only: Literal["all", "head", "lora"] | None = None
-    """all: all weights; head: only the head or decoder (linear probe); lora: the head, and LoRA in all blocks."""
+    train_only: Literal["all", "head", "lora", "lda"] | None = None
+    """all: all weights; head: only the head or decoder (linear probe); lora: the head, and LoRA in all blocks; lda: the
+    head by linear discriminant analysis, in one pass over the images. `vitreous extend` can then add classes."""
     lora_rank: int = 8
     """Rank of the LoRA matrices (with --train-only lora)."""
     smoothing: float = 0.0

@@ -30,7 +30,7 @@ from vitreous.report.html import RunReport, duration, write_report
 from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task, check_preset, open_init
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
-from vitreous.training import checkpoint, run_folder
+from vitreous.training import checkpoint, lda_head, run_folder
 from vitreous.training.checkpoint import Progress, Saver, read_progress
 from vitreous.training.distributed import World, world
 from vitreous.training.optim import rate_fraction
@@ -102,6 +102,8 @@ def train(
     config = _checked(with_fields(config or TrainConfig(), fields))
     task_class = own_task or TASKS[config.task]
     task_class.check(config)
+    if config.train_only == "lda" and not config.resume:
+        config = lda_head.complete(config, task_class)
 
     with world(config.device) as here, ExitStack() as held:
         console = SafeConsole(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
@@ -133,6 +135,8 @@ def train(
         for note in job.notes:
             console.print(f"  auto: {note}")
         notes, config = notes + job.notes, job.config
+        if config.train_only == "lda":
+            lda_head.linear_head(job.state.model)  # raises if the head is not linear
         if config.resume:
             run_folder.record_command(folder, command, here)
         else:
@@ -196,7 +200,10 @@ def _train_with_display(job: Job, folder: Path, start: int, resume: bool) -> Non
     ) as display:
         try:
             with job.phases("steps"):
-                train_steps(job, folder, display, resume)
+                if job.config.train_only == "lda" and not resume:
+                    solve_head(job, folder, display)
+                else:
+                    train_steps(job, folder, display, resume)
         except ValueError:
             if first:
                 run_folder.release(folder)
@@ -253,13 +260,7 @@ def _finish_epoch(
     config, world, task, folder = job.config, job.world, job.task, saver.folder
     epoch = -(-progress.step // job.steps_per_epoch)
     row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": lr, **monitor.metrics()}
-    names, count = monitor.all_unreadable(), len(job.data.train)
-    allowed = MAX_UNREADABLE if config.max_unreadable is None else config.max_unreadable
-    if len(names) / count > allowed:
-        raise ValueError(
-            f"{len(names)} of {count} training images ({len(names) / count:.1%}) cannot be read, which is more than "
-            f"--max-unreadable {allowed:g} allows; the first is {names[0]}"
-        )
+    _check_unreadable(job, monitor.all_unreadable())
     if evaluated := epoch % (config.evaluate_every or 1) == 0 or progress.step == job.total_steps:
         with job.phases("evaluation"):
             metrics = evaluate(job, job.data.val, display).metrics()
@@ -270,9 +271,8 @@ def _finish_epoch(
         progress.since_best = 0 if rank > best else progress.since_best + 1
         if rank >= best:  # equal results: the later weights have been trained for longer
             progress.best, progress.best_loss, progress.best_step = score, loss, progress.step
-            provenance = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
             with job.phases("checkpoints"):
-                saver.keep_best(provenance | {"seed": config.seed, "val_fraction": config.val_fraction})
+                saver.keep_best(_provenance(job, folder, progress, metrics))
     seconds = {"seconds": progress.seconds, "seconds_by_phase": job.phases.seconds()}
     row |= seconds | {"skipped_steps": monitor.skipped}
     if world.first:
@@ -297,6 +297,39 @@ def _earlier_seconds(path: Path, progress: Progress) -> dict[str, float]:
 
 def _out_of_patience(config: TrainConfig, progress: Progress) -> bool:
     return config.patience is not None and progress.since_best >= config.patience
+
+
+def solve_head(job: Job, folder: Path, display: ProgressDisplay) -> None:
+    """Compute the head in closed form instead of training it."""
+    clock = _Clock(0.0)
+    row = lda_head.solve(job, display.print)
+    _check_unreadable(job, row["unreadable"])
+    progress = Progress(step=job.total_steps, best_step=job.total_steps, seconds=clock.seconds())
+    saver = Saver(folder, job.state, job.world, job.config.keep, job.config.save_minutes)
+    saver.keep_best(_provenance(job, folder, progress, {"leave_one_out_top1": row["train_top1"]}))
+    if job.world.first:
+        append_row(folder / METRICS, row | {"seconds": progress.seconds})
+        if job.config.tensorboard:
+            log_tensorboard(folder, row)
+    job.state.optimizers.create_state()  # part of a complete checkpoint
+    _save(job, saver, progress)
+
+
+def _check_unreadable(job: Job, names: list[str]) -> None:
+    """Raise if too many training images are unreadable."""
+    count, given = len(job.data.train), job.config.max_unreadable
+    allowed = MAX_UNREADABLE if given is None else given
+    if len(names) / count > allowed:
+        raise ValueError(
+            f"{len(names)} of {count} training images ({len(names) / count:.1%}) cannot be read, which is more than "
+            f"--max-unreadable {allowed:g} allows; the first is {names[0]}"
+        )
+
+
+def _provenance(job: Job, folder: Path, progress: Progress, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the provenance of the best model."""
+    run = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
+    return run | {"seed": job.config.seed, "val_fraction": job.config.val_fraction}
 
 
 def evaluate(job: Job, source: Source, display: ProgressDisplay | None = None) -> Results:
@@ -391,7 +424,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
                 task=report,
                 commands=(folder / run_folder.COMMANDS).read_text(encoding="utf-8").splitlines(),
                 facts=_facts(job, metrics),
-                history=rows,
+                history=rows if job.config.train_only != "lda" else (),  # a single row has no curves
                 config={"run": to_dict(job.config), "model": to_dict(job.state.model.config)},
                 unreadable=unreadable,
                 automatic=notes,
@@ -442,7 +475,10 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
         "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else "") + " --flip" * config.flip_test,
         "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
     }
-    return [command.format(**values) for command in task.next_steps]
+    commands = [command.format(**values) for command in task.next_steps]
+    if config.train_only == "lda":
+        commands.append(f"vitreous extend {values['best']} --data MORE_IMAGES --out {values['folder']}-extended")
+    return commands
 
 
 def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
@@ -463,7 +499,9 @@ def _facts(job: Job, metrics: dict[str, Any]) -> dict[str, str]:
         "image size": " x ".join(map(str, model.config.image_size)),
         "data": f"{job.data.name}: {len(job.data.train):,} training and {len(job.data.val):,} validation images",
         "split": job.data.note,
-        "steps": f"{metrics['steps']:,}, each with {config.batch_size} images ({metrics['epochs']} epochs)",
+        "steps": f"{metrics['steps']:,}, each with {config.batch_size} images ({metrics['epochs']} epochs)"
+        if config.train_only != "lda"
+        else "none; the head was computed by linear discriminant analysis",
         "device": f"{job.world.device.type} x {job.world.size}",
         "precision": str(job.stepper.precision).removeprefix("torch."),
         "speed": f"{metrics['images_per_second']:,.0f} training images/s on average",

@@ -32,6 +32,7 @@ from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import Augment, TrainConfig, with_fields
 from vitreous.tasks.masked import Mae, Mpp
 from vitreous.tasks.segment import Segment
+from vitreous.training.cached_head import CachedHead, FeatureLoader, can_cache
 from vitreous.training.checkpoint import State
 from vitreous.training.compiling import (
     EVALUATED_IMAGES,
@@ -251,10 +252,7 @@ class _Choices:
                 self.config = with_fields(config, {"optimizer": "adamw"})
 
     def keep_images(self) -> Choice:
-        try:
-            planned = self.task.planned_config(self.config, self.data, self.init)
-        except BadValue:  # building the model will raise the error
-            return Choice("keep_images", "no", "the model is unknown")
+        planned = self.task.planned_config(self.config, self.data, self.init)
         reader = train_reader(self.data.train, self.config, planned, self.task.masks)
         assert isinstance(self.config.batch_size, int)
         steps_per_epoch = max(self.count // self.config.batch_size, 1)
@@ -463,8 +461,10 @@ class Job:
         """Number of images to evaluate during training."""
         return self.total_steps / self.steps_per_epoch / (self.config.evaluate_every or 1) * len(self.data.val)
 
-    def evaluator(self, source: Source) -> EvalLoader:
+    def evaluator(self, source: Source) -> EvalLoader | list[Batch]:
         """Return the evaluation batches of a split, which are read only once if they fit in memory."""
+        if isinstance(self.loader, FeatureLoader):
+            return self.loader.evaluation(source)
         if id(source) not in self.evaluators:
             model, workers = self.state.model.config, self.config.workers or 0
             loader = eval_loader(source, model, self.place, self.world.device, workers, self.task.masks)
@@ -506,7 +506,8 @@ def set_up(
     copy_to_memory(model)  # weights must not stay mapped to the --init file; checkpoints need contiguous tensors
     backbone = model.backbone
     freeze(model, config)
-    task = task_class(config, model)
+    cached = config.train_only == "head" and can_cache(config, task_class, model)
+    task = (CachedHead if cached else task_class)(config, model)
     if own_task is not None and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
     module = task.module().train()
@@ -528,7 +529,12 @@ def set_up(
     exact = exact_from(config.decode, total / steps_per_epoch)
     reader = train_reader(data.train, config, model.config, task.masks, exact)
     with phases("data"):
-        loader = train_loader(reader, config, place, world.device, counted if world.first else lambda items, *_: items)
+        if isinstance(task, CachedHead):
+            task.source = data.train
+            loader: TrainLoader = FeatureLoader(model, config, data, world, place, precision)
+        else:
+            progress = counted if world.first else lambda items, *_: items
+            loader = train_loader(reader, config, place, world.device, progress)
     state = State(model, module, optimizers, ema)
     job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases)
     return compile_step(job, own_task is None)
@@ -537,7 +543,7 @@ def set_up(
 def compile_step(job: Job, called_once: bool) -> Job:
     """Compile the training step of a run, as its config says or, on a GPU, if that makes the run shorter."""
     config, world, stepper, blocks = job.config, job.world, job.stepper, job.state.model.backbone.blocks
-    automatic = config.compile is None and world.device.type == "cuda"
+    automatic = config.compile is None and world.device.type == "cuda" and not isinstance(job.task, CachedHead)
     if not automatic and not config.compile:
         return dataclasses.replace(job, config=dataclasses.replace(config, compile=False))
     rehearse = functools.partial(stepper.rehearse, next(iter(job.loader.batches(0, 1))))

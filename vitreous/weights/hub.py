@@ -22,7 +22,7 @@ from vitreous.weights.card import model_card
 from vitreous.weights.catalog import HUB_PREFIX, LICENSES
 from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.native import provenance_of
+from vitreous.weights.native import STATISTICS, provenance_of
 
 CARD = "README.md"
 DESCRIPTIONS = ("config.json", "preprocessor_config.json", CARD)
@@ -256,7 +256,8 @@ def push(model: Model, path: Path, format: str, repository: str, provenance: Map
     card = model_card(
         model.config, repository, parameters, record, f"{HUB_PREFIX}{repository}", LIBRARIES.get(format, "vitreous")
     )
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name != CARD)
+    # Statistics contain features of training images, which are not published.
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name not in (CARD, STATISTICS))
     sent = {file.name for file in files} | {CARD}
     page = f"{constants.ENDPOINT}/{repository}"
     api = HfApi(library_name="vitreous", library_version=vitreous.__version__)

@@ -1,19 +1,23 @@
 """Vitreous checkpoints: folders with `model.safetensors`, `config.json` and `README.md` (the model card).
 
+A head from `train --train-only lda` is stored together with `statistics.safetensors`, which `extend` needs.
+
 `config.json` contains everything needed to rebuild the model, preprocess images and label the classes, as well as the
 origin of the weights. Loading checks names, shapes and dtypes, builds the model on the meta device, and assigns
 memory-mapped tensors. No code is executed. Before saving, the model is compared with its config.
 """
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 import vitreous
@@ -28,8 +32,8 @@ from vitreous.weights.catalog import BY_PRESET, hub_hint, name_hint
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.safetensors_file import check_tensors, read_header, read_tensors, write_tensors
 
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-FILES = (WEIGHTS, CONFIG, CARD)
+WEIGHTS, CONFIG, CARD, STATISTICS = "model.safetensors", "config.json", "README.md", "statistics.safetensors"
+FILES = (WEIGHTS, CONFIG, CARD, STATISTICS)
 VERSION = 1
 FIELDS = ("format", "version", "model", "provenance")
 RECOMPUTED = "._checkpoint_wrapped_module"  # inserted into module names by torch's activation checkpointing
@@ -72,6 +76,7 @@ def write_files(
     parameters = sum(tensor.numel() for tensor in written.values())
     (folder / CARD).write_text(model_card(model.config, name, parameters, record), encoding="utf-8")
     write_tensors(written, folder / WEIGHTS)
+    _write_statistics(model, written, folder / STATISTICS)
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -168,6 +173,8 @@ class NativeCheckpoint:
         model = build_blank(config)
         check_tensors(file, self.header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
         fill(model, read_tensors(file))
+        if (self.folder / STATISTICS).is_file():
+            set_statistics(model, *_read_statistics(self.folder / STATISTICS))
         return adapt(model, self.stored, self.provenance, image_size, num_classes)
 
 
@@ -245,6 +252,53 @@ def _read_config(folder: Path) -> tuple[AnyConfig, dict[str, Any]]:
         return decode(AnyConfig, document.get("model"), "model"), provenance
     except ValueError as error:
         raise BadCheckpoint(f"{file}: {error}") from error
+
+
+# ---- Statistics ------------------------------------------------------------------------------------------------------
+
+
+class Statistics(NamedTuple):
+    """Statistics of the features that the head was computed from, and the digest of the weights they belong to."""
+
+    tensors: dict[str, Tensor]
+    digest: str
+
+
+def set_statistics(model: Model, tensors: Mapping[str, Tensor], digest: str | None = None) -> None:
+    """Attach statistics to a model. By default they belong to its current weights."""
+    digest = digest or weights_digest(model.config, model.state_dict())
+    vars(model)["statistics"] = Statistics(dict(tensors), digest)
+
+
+def statistics_of(model: Model) -> dict[str, Tensor] | None:
+    """Return the statistics of a model, or None if it has none or if its weights or config have changed since."""
+    return _valid_statistics(model, model.state_dict())
+
+
+def weights_digest(config: ModelConfig, tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of a config and tensors."""
+    total = hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _valid_statistics(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    statistics = vars(model).get("statistics")
+    if statistics is None or statistics.digest != weights_digest(model.config, tensors):
+        return None
+    return statistics.tensors
+
+
+def _write_statistics(model: Model, tensors: Mapping[str, Tensor], file: Path) -> None:
+    if (statistics := _valid_statistics(model, tensors)) is not None:
+        write_tensors(statistics, file, {"weights": vars(model)["statistics"].digest})
+
+
+def _read_statistics(file: Path) -> tuple[dict[str, Tensor], str]:
+    mapped = read_tensors(file)
+    return {name: tensor.clone() for name, tensor in mapped.items()}, mapped.metadata.get("weights", "unknown")
 
 
 # ---- Provenance and adaptation ---------------------------------------------------------------------------------------
