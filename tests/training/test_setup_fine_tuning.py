@@ -41,7 +41,8 @@ def test_few_images_are_fine_tuned_with_lora_and_many_with_all_weights(vit: Path
 def test_options_that_exclude_lora_train_all_weights(fields: dict[str, Any], vit: Path) -> None:
     train_only, layer_decay, _ = settings(init=vit, **fields)
     assert train_only == "all"
-    assert layer_decay == (fields.get("optim", Optim()).layer_decay or 0.75)
+    given = fields.get("optim", Optim()).layer_decay
+    assert layer_decay == (given or (0.65 if "task" in fields else 0.75))
 
 
 def test_checkpoints_of_runs_are_fine_tuned_with_all_weights(tmp_path: Path) -> None:

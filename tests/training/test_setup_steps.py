@@ -206,10 +206,10 @@ def test_evaluations_are_25_steps_apart_unless_that_leaves_fewer_than_ten(
         ({"optim": Optim("adamw")}, False, 128, 5e-4, "for AdamW, scaled with sqrt"),
         ({"optim": Optim("adamw")}, False, 1024, 1.4e-3, "for AdamW, scaled with sqrt"),  # two digits
         ({"optim": Optim("sgd")}, False, 512, 0.03, "for SGD"), ({"optim": Optim("sgd")}, True, 128, 0.015, "for SGD"),
-        ({"train_only": "all"}, True, 512, 8e-4, "for fine-tuning"), ({}, True, 64, 1e-3, "for LoRA"),
+        ({"train_only": "all"}, True, 256, 5.6e-4, "for fine-tuning"), ({}, True, 64, 1e-3, "for LoRA"),
         ({"train_only": "lora"}, True, 256, 2e-3, "for LoRA"),
         ({"train_only": "head"}, True, 512, 3e-3, "for training only the head"),
-        ({"train_only": "head"}, True, 128, 1.5e-3, "for training only the head"),
+        ({"train_only": "head"}, True, 128, 3e-3, "for training only the head"),
     ],
     ids=str,
 )  # fmt: skip

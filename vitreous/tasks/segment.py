@@ -42,7 +42,7 @@ from vitreous.report.html import (
     tag,
 )
 from vitreous.tasks import base
-from vitreous.tasks.base import EVALUATION_BATCH, FEW_IMAGES, SAMPLES, Choice, Finished, Task
+from vitreous.tasks.base import EVALUATION_BATCH, FEW_IMAGES, SAMPLES, Choice, FineTuning, Finished, Task
 from vitreous.tasks.config import Segmenting, TrainConfig
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 from vitreous.weights import Checkpoint, load_folder, provenance_of
@@ -60,7 +60,7 @@ class Segment(Task):
     metric, train_metric = "miou", "pixel_accuracy"
     complete_checkpoint = masks = True
     cpu_batch, cpu_steps = 32, (300, 1_000)
-    fine_tuning_side, fine_tuning_batch = 336, 32  # finer outlines need more patches
+    fine_tuning = FineTuning(side=336, batch_size=32, layer_decay=0.65, lr=1e-3)
     options = frozenset({*vars(Segmenting()), "mixup", "cutmix"})  # rejected by the mask augmentation
     next_steps = (
         "vitreous predict {best} {image} --out {folder}/predicted",

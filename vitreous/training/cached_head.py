@@ -69,7 +69,6 @@ class CachedHead(Classify):
         return batch.features, targets, (batch.labels >= 0).float()
 
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Evaluation:
-        module = FeatureHead(module) if isinstance(module, Model) else module  # a model is a loaded checkpoint
         device, parts = next(module.parameters()).device, []
         with evaluation_mode(module), mixed_precision(device, precision):
             for batch in batches:

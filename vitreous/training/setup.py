@@ -27,7 +27,7 @@ from vitreous.inference.device import free_memory
 from vitreous.inference.engine import mixed_precision
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.tasks.base import SMALL, Choice, Task, checkpoint_config, open_init
+from vitreous.tasks.base import SMALL, Choice, FineTuning, Task, checkpoint_config, open_init
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import Augment, TrainConfig, with_fields
 from vitreous.tasks.masked import Mae, Mpp
@@ -121,7 +121,7 @@ class _Choices:
         self.length()
         self.optimizer()
         if config.optim.lr is None:
-            self.pick(learning_rate(self.config))
+            self.pick(learning_rate(self.config, self.task.fine_tuning))
         if config.keep_images is None:
             self.pick(self.keep_images())
         if config.workers is None:
@@ -156,7 +156,7 @@ class _Choices:
             if height * width <= LARGEST**2:
                 return Choice("image_size", (height, width), "from the checkpoint", apply=False)
             small = self.side < 160 if self.device == "cpu" else self.side <= SMALL and self.count > LORA_IMAGES
-            pixels = 112 if small else 224 if self.device == "cpu" else self.task.fine_tuning_side
+            pixels = 112 if small else 224 if self.device == "cpu" else self.task.fine_tuning.side
             side = _tiled(lambda side: start.resized((side, side)), pixels)
             return Choice("image_size", (side,), f"{reason}; the checkpoint has {height} x {width}")
         large = 224 if self.side >= 160 and self.device != "cpu" else 128 if self.side >= 96 else 64
@@ -176,7 +176,7 @@ class _Choices:
         elif config.train_only is None:
             self.pick(Choice("train_only", "all", f"for {self.count} images and this checkpoint"))
         if config.optim.layer_decay is None and self.config.train_only == "all" and start.backbone.has_attention:
-            self.pick(Choice("layer_decay", 0.75, "for fine-tuning"))
+            self.pick(Choice("layer_decay", self.task.fine_tuning.layer_decay, "for fine-tuning"))
 
     def value_range(self) -> list[Choice]:
         """Choose the range of 16-bit images that use few of their bits, unless the checkpoint has one."""
@@ -194,7 +194,7 @@ class _Choices:
             f"for {self.count} images on {self.device}",
         )
         if self.config.init is not None and self.task.labelled:
-            ideal = self.task.fine_tuning_batch * (4 if self.count > LORA_IMAGES else 1)
+            ideal = self.task.fine_tuning.batch_size * (4 if self.count > LORA_IMAGES else 1)
         if self.device == "cuda" or self.config.batch_size == "auto":
             model = self.task.planned_config(self.config, self.data, self.init)
             fitting = self.processes * fitting_batch(model, free_memory(self.device))
@@ -334,24 +334,23 @@ def batch_size(count: int, ideal: int, parts: int) -> int:
     return max(size // unit * unit, unit)
 
 
-def learning_rate(config: TrainConfig) -> Choice:
+def learning_rate(config: TrainConfig, fine_tuning: FineTuning) -> Choice:
     """Choose the peak learning rate. docs/measured.md compares the rates for Muon, LoRA and fine-tuning."""
     assert isinstance(config.batch_size, int)
     if config.train_only == "head":
-        peak, batch, reason = 3e-3, 512, "for training only the head"
-    elif config.optim.optimizer == "sgd":
+        return Choice("lr", 3e-3, "for training only the head")
+    if config.optim.optimizer == "sgd":
         peak, batch, reason = 0.03, 512, "for SGD"
     elif config.train_only == "lora":
         peak, batch, reason = 1e-3, 64, "for LoRA"
     elif config.init is not None:
-        peak, batch, reason = 4e-4, 128, "for fine-tuning"
+        peak, batch, reason = fine_tuning.lr, fine_tuning.batch_size, "for fine-tuning"
     elif config.optim.optimizer == "muon":
         return Choice("lr", 7e-3, "for Muon")
     else:
         peak, batch, reason = 1e-3, 512, "for AdamW"
-    return Choice(
-        "lr", float(f"{peak * math.sqrt(config.batch_size / batch):.2g}"), f"{reason}, scaled with sqrt(batch size)"
-    )
+    lr = float(f"{peak * math.sqrt(config.batch_size / batch):.2g}")
+    return Choice("lr", lr, f"{reason}, scaled with sqrt(batch size)")
 
 
 def fitting_batch(model: ModelConfig, memory: int) -> int:
