@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from vitreous.evaluation.calibrate_model import Calibrated as Calibrated
     from vitreous.evaluation.calibrate_model import calibrate as calibrate
+    from vitreous.evaluation.check_data import check_data as check_data
     from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics
     from vitreous.evaluation.evaluate_model import Metrics as Metrics
     from vitreous.evaluation.evaluate_model import SegmentationMetrics as SegmentationMetrics
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from vitreous.model.vit import ViT as ViT
     from vitreous.serving import serve as serve
     from vitreous.training import TrainConfig as TrainConfig
+    from vitreous.training.extend import extend as extend
     from vitreous.training.run import Run as Run
     from vitreous.training.run import train as train
     from vitreous.weights.convert import Conversion as Conversion
@@ -53,6 +55,7 @@ _HOMES = {
     "build": "vitreous.model.build",
     "calibrate": "vitreous.evaluation.calibrate_model",
     "Calibrated": "vitreous.evaluation.calibrate_model",
+    "check_data": "vitreous.evaluation.check_data",
     "ClassificationMetrics": "vitreous.evaluation.evaluate_model",
     "Conversion": "vitreous.weights.convert",
     "convert": "vitreous.weights.convert",
@@ -63,6 +66,7 @@ _HOMES = {
     "evaluate": "vitreous.evaluation.evaluate_model",
     "explain": "vitreous.explanation.explain",
     "Explanation": "vitreous.explanation.result",
+    "extend": "vitreous.training.extend",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
     "Metrics": "vitreous.evaluation.evaluate_model",

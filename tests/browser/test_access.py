@@ -153,7 +153,7 @@ def test_the_tour_shows_the_tensors_of_the_server(open_page: Any, site: str) -> 
     settled(page)
     before, shown = page.locator(".map-title").inner_text(), pixels(page)
     page.get_by_role("button", name="Tour").click()
-    steps = json.loads(ask(f"{site}/v1/images/{sent(site, picture())['id']}/tour?model=birds"))["steps"]
+    steps = json.loads(ask(f"{site}/v1/images/{sent(site, sample_image())['id']}/tour?model=birds"))["steps"]
     assert len(steps) == 8
     for number, step in enumerate(steps):
         expect(page.locator("#tour")).to_contain_text(f"Step {number + 1} of 8 · equation {step['equation']}")

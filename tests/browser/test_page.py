@@ -106,7 +106,7 @@ def test_maps_have_the_range_of_the_server(open_page: Any, site: str, map: str) 
     page.locator(f"[data-map={map}]").click()
     expect(page.locator(".map-title")).to_contain_text(map)
     page.locator(".legend:not(.off)").wait_for()
-    values = json.loads(ask(f"{site}/v1/images/{sent(site, picture())['id']}/map/{map}?model=birds"))["values"]
+    values = json.loads(ask(f"{site}/v1/images/{sent(site, sample_image())['id']}/map/{map}?model=birds"))["values"]
     most = np.abs(values).max() if map == "occlusion" else max(values)
     expect_legend(page, most)
 
@@ -187,7 +187,7 @@ def test_the_faithfulness_curves_show_the_results_of_the_server(open_page: Any, 
     page = looking(open_page, site, sample_image(), "#map=relevance")
     page.get_by_role("button", name="Test this map").click()
     expect(page.locator(".curves figure")).to_have_count(2)
-    found = json.loads(ask(f"{site}/v1/images/{sent(site, picture())['id']}/faithfulness/relevance?model=birds"))
+    found = json.loads(ask(f"{site}/v1/images/{sent(site, sample_image())['id']}/faithfulness/relevance?model=birds"))
     expect(page.locator(".curves")).to_contain_text(f"area {found['deletion']['auc']:.3f}")
     expect(page.locator(".curves")).to_contain_text(f"random {found['random']['insertion']:.3f}")
 
@@ -232,9 +232,11 @@ def test_a_segmenter_shows_its_mask_and_a_legend(open_page: Any, site: str) -> N
     segments = sent(site, sample_image(), "masks")["segments"]
     assert expected == {one["label"]: f"{one['share'] * 100:.1f}%" for one in segments}
     expect(page.locator(".map-title")).to_have_text("mask")
+    expect(page.locator(".classes li")).to_have_text([one["label"] for one in segments])
     settled(page)
     masked = pixels(page)
     page.locator("[data-map=original]").click()
+    expect(page.locator(".classes")).to_be_hidden()
     expect(page.locator(".map-title")).to_have_text("original")
     assert pixels(page) != masked
 

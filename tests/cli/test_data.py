@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import vitreous
 from command_line import CommandLine
 from images import encoded, smooth
 from vitreous.cli.data import data
+from vitreous.common.checks import BadValue
 
 
 def run(root: Path, out: Path | None = None, as_json: bool = False) -> int:
@@ -60,6 +62,32 @@ def test_json(pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report["contact_sheet"] == str(sheet)
     with Image.open(sheet) as image:
         assert image.format == "PNG"
+
+
+def test_checkpoint_adds_its_findings(pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = {"depth": 1, "width": 32, "num_heads": 2, "mlp_width": 32}
+    checkpoint, page = pets.parent / "encoder", pets.parent / "out" / "page.html"
+    vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=0, image_size=16, overrides=tiny), checkpoint)
+    copy = Image.open(pets / "train/cat/0.png").resize((80, 64))
+    copy.save(pets / "val/cat/copy.png")
+    with pytest.raises(SystemExit) as status:
+        data("check", str(pets), checkpoint=checkpoint, device="cpu", out=page, json=True)
+    assert status.value.code == 1
+    record = json.loads(capsys.readouterr().out)["suspicions"]
+    [leak] = record["near_leaks"]
+    assert {sample["name"] for sample in leak["samples"]} == {"train/cat/0.png", "val/cat/copy.png"}
+    assert record["page"] == str(page)
+    assert page.read_text().count("<img") >= 2
+    with pytest.raises(SystemExit):
+        data("check", str(pets), checkpoint=checkpoint, device="cpu")
+    out = capsys.readouterr().out
+    assert "near duplicate" in out
+    assert "label errors" in out
+
+
+def test_page_needs_a_checkpoint(pets: Path) -> None:
+    with pytest.raises(BadValue, match="checkpoint"):
+        run(pets, pets.parent / "page.html")
 
 
 def test_long_class_names_are_whole_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,8 +26,8 @@ def test_flags_are_the_arguments_of_the_function(
     verb: Callable[..., None], function: Callable[..., object], output: set[str]
 ) -> None:
     flags, arguments = (inspect.signature(one).parameters for one in (verb, function))
-    assert set(flags) - {"checkpoint"} - output == set(arguments) - {"model"}
-    for name in set(arguments) - {"model", "image_size"}:
+    assert set(flags) - {"checkpoint"} - output == set(arguments) - {"model", "progress"}
+    for name in set(arguments) - {"model", "image_size", "progress"}:
         assert flags[name].default == arguments[name].default, name
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,16 @@ def test_json(command: CommandLine) -> None:
     assert answer["parameters"] == 5_717_416 - 192 * 990 - 990 + 192 * 84  # fewer classes, more positions
     assert answer["tokens"] == 1 + 14 * 20
     assert answer["config"]["image_size"] == [224, 320]
+
+
+def test_number_of_classes_of_a_checkpoint(command: CommandLine, checkpoint: Path) -> None:
+    def described(*flags: str) -> dict[str, Any]:
+        return json.loads(command("info", checkpoint, "--json", *flags).stdout)
+
+    whole, other, bare = described(), described("--num-classes", "3"), described("--num-classes", "0")
+    assert [one["config"]["num_classes"] for one in (whole, other, bare)] == [10, 3, 0]
+    assert whole["parameters"] - other["parameters"] == 7 * (256 + 1)
+    assert other["config"]["labels"] == []
 
 
 @pytest.mark.slow

@@ -44,6 +44,20 @@ def test_a_misspelt_command_is_answered_with_the_right_one(command: CommandLine)
     assert "unknown command 'inof' (did you mean 'info'?)" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["train", "pictures/", "--epochs", "3"], "did you mean --data pictures/?"),
+        (["eval", "runs/d/best", "pictures/"], "did you mean --data pictures/?"),
+        (["data", "pictures/"], "vitreous data check pictures/"),
+    ],
+)
+def test_data_without_its_flag_is_answered_with_the_flag(words: list[str], answer: str, command: CommandLine) -> None:
+    done = command(*words)
+    assert done.returncode == 2
+    assert answer in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["info"], ["train", "--help"], ["--help"], ["info", "ViT-B/16", "--json"]], ids=" ".join

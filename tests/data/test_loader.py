@@ -23,16 +23,12 @@ from vitreous.data.loader import (
     EvalLoader,
     Reader,
     Request,
-    ResidentLoader,
     StreamLoader,
-    can_reside,
     epoch_order,
-    load_resident,
     schedule,
 )
 from vitreous.data.open import open_masked
 from vitreous.data.sources.base import ArraySource, Source, StoredImage, Subset
-from vitreous.data.sources.shapes import ShapesSource
 from vitreous.model.options import IGNORED, Preprocessing
 
 CPU = torch.device("cpu")
@@ -113,22 +109,6 @@ def test_workers_give_bit_identical_batches() -> None:
     assert all(not torch.equal(a, b) for a, b in pairwise(seen))  # a different crop in every epoch
 
 
-def test_resident_batches_equal_streamed_batches() -> None:
-    source, augmentation = arrays(11), Augmentation(crop="padded", repeats=2)
-    reader = Reader(source, (16, 16), 3, WHOLE, augmentation, seed=2)
-    resident = ResidentLoader(load_resident(reader, CPU), seed=2, batch_slice=BatchSlice(4), repeats=2)
-    stream = StreamLoader(reader, BatchSlice(4), workers=0, device=CPU)
-    for first, second in zip(resident.batches(0, 5), stream.batches(0, 5), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(first[:4], second[:4], strict=True))
-
-
-def test_only_small_array_data_sets_are_resident() -> None:
-    assert can_reside(arrays(5), (8, 8), 3)
-    assert can_reside(Subset(arrays(5), np.array([1, 3])), (8, 8), 3)
-    assert not can_reside(arrays(5), (20_000, 20_000), 3)
-    assert not can_reside(jpegs(2), (8, 8), 3)
-
-
 @pytest.mark.parametrize("resident", [False, True])
 def test_evaluation_covers_every_image_with_equal_steps_per_process(resident: bool) -> None:
     reader = Reader(arrays(11), (8, 8), 3, WHOLE)
@@ -142,6 +122,30 @@ def test_evaluation_covers_every_image_with_equal_steps_per_process(resident: bo
             expected = torch.stack([torch.from_numpy(smooth(8, 8, int(i))).permute(2, 0, 1) for i in batch.indices])
             assert torch.equal(batch.images, expected)
             assert torch.equal(batch.labels, batch.indices % 3)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "sizes"), [(10, 4, [4, 4, 4]), (9, 4, [3, 3, 3]), (3, 8, [3]), (8, 4, [4, 4])]
+)
+def test_evaluation_batches_have_equal_sizes(count: int, size: int, sizes: list[int]) -> None:
+    batches = list(EvalLoader(Reader(arrays(count), (8, 8), 3, WHOLE), BatchSlice(size), 0))
+    assert [len(batch.labels) for batch in batches] == sizes
+    assert sorted(set(torch.cat([batch.indices for batch in batches]).tolist())) == list(range(count))
+
+
+@pytest.mark.parametrize("keep", [None, CPU])
+def test_kept_evaluation_batches_are_read_once(keep: torch.device | None) -> None:
+    source, reads = jpegs(6), []
+    source.images[2] = b""
+    whole = source.image
+    source.image = lambda index: reads.append(index) or whole(index)  # type: ignore[method-assign]
+    loader = EvalLoader(Reader(source, (8, 8), 3, WHOLE), BatchSlice(4), 0, keep)
+    next(iter(loader))  # an interrupted evaluation keeps nothing
+    reads.clear()
+    first, second = list(loader), list(loader)
+    assert len(reads) == (6 if keep is not None else 12)
+    assert [batch.problems for batch in second] == [["image 2: the file is empty"], []]
+    assert all(torch.equal(a.images, b.images) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -508,25 +512,6 @@ def test_masks_do_not_depend_on_workers_or_batches() -> None:
     for workers in (0, 1):
         [batch] = EvalLoader(Reader(source, (16, 16), 3, Preprocessing(), masks=True), BatchSlice(9), workers)
         assert not (disagreement(batch) & inner(batch.masks, 1)).any()
-
-
-def test_resident_masks_equal_streamed_masks() -> None:
-    source = Subset(ShapesSource(18, 24, 0, "train"), np.arange(11))
-    assert can_reside(source, (24, 24), 3)
-    assert not can_reside(ShapesSource(10**6, 24, 0, "train"), (24, 24), 3)
-    reader = Reader(source, (16, 20), 3, Preprocessing(), Augmentation(crop="padded", repeats=2), seed=2, masks=True)
-    resident = ResidentLoader(load_resident(reader, CPU), 2, BatchSlice(4), 2)
-    stream = StreamLoader(reader, BatchSlice(4), workers=0, device=CPU)
-    for first, second in zip(resident.batches(0, 4), stream.batches(0, 4), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(first[:4], second[:4], strict=True))
-        assert first.masks is not None
-        assert second.masks is not None
-        assert torch.equal(first.masks, second.masks)
-    evaluation = Reader(source, (16, 20), 3, Preprocessing(), masks=True)
-    for first, second in zip(
-        EvalLoader(evaluation, BatchSlice(4), 0, CPU), EvalLoader(evaluation, BatchSlice(4), 0), strict=True
-    ):
-        assert torch.equal(first.masks, second.masks)  # type: ignore[arg-type]
 
 
 def test_unreadable_images_and_masks_are_reported_and_ignored() -> None:

@@ -174,3 +174,22 @@ def test_an_unknown_probe_gets_a_suggestion(checkpoint: Path) -> None:
     wrong: Any = "few-shot"
     with pytest.raises(ValueError, match=r"one of 'knn', 'linear', 'fewshot' \(did you mean 'fewshot'\?\)"):
         probed(checkpoint, wrong)
+
+
+def test_every_stage_reports_its_progress_to_the_end(checkpoint: Path) -> None:
+    reports: list[tuple[str, int, int]] = []
+    probed(checkpoint, "linear", progress=lambda *report: reports.append(report))
+    ends = [total for _, done, total in reports if done == total]
+    assert ends == [1438, 359, 30, 30]  # features of the train and val split; the sweep, and the selected setting
+    assert [done for _, done, total in reports if total == 359] == list(range(360))
+
+
+def test_command_reports_stages_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkpoint: Path
+) -> None:
+    assert run(monkeypatch, checkpoint, "--data", "digits", "--probe", "linear", "--json") == 0
+    output = capsys.readouterr()
+    assert [key in output.err for key in ("features", "linear classifier")] == [True, True]
+    assert json.loads(output.out)["probe"] == "linear"
+    assert run(monkeypatch, checkpoint.parent / "missing", "--data", "digits") == 1
+    assert capsys.readouterr().err.startswith("vitreous: ")  # without an empty line before it

@@ -11,7 +11,6 @@ from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build_vit
 from vitreous.model.options import NoPosition
 from vitreous.model.presets import configure
-from vitreous.training.setup import free_memory
 from vitreous.weights.load import save
 
 
@@ -27,7 +26,7 @@ def test_the_memory_limit_of_a_container_is_used(monkeypatch: pytest.MonkeyPatch
     for content, memory in (("1000000\n", 1_000_000), (f"{2 * machine}\n", machine)):
         limit(monkeypatch, tmp_path, content)
         assert capacity.total_memory(cpu) == memory
-        assert free_memory("cpu") <= memory
+        assert capacity.free_memory("cpu") <= memory
 
 
 def test_models_too_large_for_the_machine_are_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

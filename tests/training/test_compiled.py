@@ -1,4 +1,4 @@
-"""--compile compiles training steps, with CUDA graphs if no result outlives a step, and no evaluations."""
+"""Compilation of training steps, with CUDA graphs if no result outlives a step, and of evaluations if they are many."""
 
 import dataclasses
 import json
@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from train_runs import tiny
+from train_runs import skip_report, tiny
 from vitreous.data.open import open_data
 from vitreous.tasks.classify import Classify
-from vitreous.training import Augment, Masking, TrainConfig, setup
+from vitreous.training import Augment, Masking, TrainConfig, compiling, setup
+from vitreous.training.compiling import WARM_UP
 from vitreous.training.distributed import World
 from vitreous.training.run import train
 from vitreous.training.setup import Job, choose
@@ -24,13 +26,12 @@ ONE = TrainConfig(data="digits", compile=True)
 class Counted(nn.Module):
     """Replacement of a compiled module that counts its calls."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, trains: bool = True):
         super().__init__()
-        self.module, self.calls = module, 0
+        self.module, self.trains, self.calls = module, trains, 0
 
     def forward(self, *inputs: Any) -> Any:
-        assert torch.is_grad_enabled()
-        assert self.module.training
+        assert torch.is_grad_enabled() == self.module.training == self.trains
         self.calls += 1
         return self.module(*inputs)
 
@@ -53,8 +54,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Counted, str | None]
     """Modules that were compiled, and their modes; nothing is compiled."""
     made: list[tuple[Counted, str | None]] = []
 
-    def compile(module: nn.Module, mode: str | None = None) -> nn.Module:
-        made.append((Counted(module), mode))
+    def compile(module: nn.Module, mode: str | None = None, dynamic: bool | None = None) -> nn.Module:
+        made.append((Counted(module, trains=dynamic is None), mode))
         return made[-1][0]
 
     monkeypatch.setattr(torch, "compile", compile)
@@ -75,7 +76,7 @@ def test_cuda_graphs_only_if_gradients_are_not_kept(
     device: torch.device, size: int, accumulate: int, ours: bool, mode: str | None, compiled: list[Any]
 ) -> None:
     config = dataclasses.replace(ONE, accumulate=accumulate)
-    assert setup.compiled(nn.Identity(), config, World(0, size, device), ours) is compiled[0][0]
+    assert compiling.compiled(nn.Identity(), config, World(0, size, device), ours) is compiled[0][0]
     assert compiled[0][1] == mode
 
 
@@ -84,7 +85,79 @@ def test_cuda_graphs_only_if_gradients_are_not_kept(
 def test_only_steps_are_compiled(task: str, tmp_path: Path, compiled: list[Any]) -> None:
     """An evaluation has other batch sizes and no gradients, so it would be compiled again."""
     train(tiny(tmp_path, compile=True, steps=12, accumulate=2, task=task, **settings_of(task)))
-    assert [module.calls for module, _ in compiled] == [24]
+    assert [module.calls for module, _ in compiled] == [2 * (12 + WARM_UP)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classify", "mae", "mpp"])
+def test_evaluations_are_compiled_separately_if_there_are_many(
+    task: str, tmp_path: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "EVALUATED_IMAGES", 359)
+    train(tiny(tmp_path, compile=True, steps=12, task=task, **settings_of(task)))
+    (step, _), (evaluation, mode) = compiled
+    assert (step.calls, mode) == (12 + WARM_UP, None)
+    # Three batches in each evaluation; images are evaluated with their mirror images; MAE's decoder is not in best/.
+    assert evaluation.calls == 3 * (2 * 2 if task == "classify" else 3)
+
+
+class Block(nn.Module):
+    """Block that records how it was compiled."""
+
+    kind: str | None = None
+
+    def compile(self, dynamic: bool) -> None:  # type: ignore[override]
+        self.kind = f"dynamic={dynamic}"
+
+
+def test_blocks_are_compiled_if_that_makes_the_run_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "seconds_per_step", lambda *_: 0.1)
+    enough = 10 * compiling.COMPILE_SECONDS / (1 - 1 / compiling.SPEED_UP)
+    for steps, value in ((enough / 2, False), (enough * 2, "blocks")):
+        blocks = [Block(), Block()]
+        choice = compiling.choose_compile(lambda: None, round(steps), blocks, ONE, World(0, 1, CPU))
+        assert choice.value == value
+        assert [block.kind for block in blocks] == [("dynamic=False" if value else None)] * 2
+
+
+def test_run_continues_without_compilation_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("no C compiler found")
+
+    monkeypatch.setattr(compiling, "seconds_per_step", lambda *_: 1.0)
+    choice = compiling.choose_compile(fail, 10**6, [Block()], ONE, World(0, 1, CPU))
+    assert (choice.value, choice.reason) == (False, "torch.compile failed: no C compiler found")
+    for blocks, parallel in (([], "ddp"), ([Block()], "fsdp")):
+        config = dataclasses.replace(ONE, parallel=parallel)
+        assert not compiling.choose_compile(fail, 10**6, blocks, config, World(0, 1, CPU)).value
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # from torch's own compiler
+@pytest.mark.parametrize("recompute", [False, True])
+def test_compiled_blocks_give_the_same_losses(recompute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block is compiled for training and one for evaluation, although dropout rates differ."""
+    skip_report(monkeypatch)
+    whole = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda block, **options: whole(block, backend="aot_eager", **options))
+    torch._dynamo.reset()
+    losses = []
+    for compile in (False, "blocks"):
+        out = tmp_path / str(compile)
+        train(tiny(out, compile=compile, steps=22, checkpoint_blocks=recompute, dropout=0.0, stochastic_depth=0.0))
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses.append(torch.tensor([row[key] for row in rows for key in ("train_loss", "val_loss")]))
+        assert json.loads((out / "config.json").read_text())["compile"] == compile
+    torch.testing.assert_close(*losses, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_rehearsed_steps_do_not_change_the_run(tmp_path: Path, compiled: list[Any]) -> None:
+    for compile in (False, True):
+        train(tiny(tmp_path / str(compile), compile=compile, steps=12))
+    first, second = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("False", "True"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_parallel_wrapper_is_compiled_with_the_module(
@@ -93,6 +166,7 @@ def test_parallel_wrapper_is_compiled_with_the_module(
     """Compiling only the inner module would bypass DDP."""
     shared = Counted(nn.Identity())
     monkeypatch.setattr(setup, "parallelise", lambda *_: shared)
+    monkeypatch.setattr(setup, "repeat", lambda *_: None)
     job = job_of(tmp_path, compile=True)
     assert job.stepper.module is shared
     assert job.stepper.compiled is compiled[0][0]
@@ -103,7 +177,7 @@ def test_parallel_wrapper_is_compiled_with_the_module(
 @pytest.mark.parametrize("task", [None, Classify])
 def test_own_task_is_compiled_without_cuda_graphs(task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(setup, "compiled", lambda module, config, world, called_once: seen.append(called_once))
+    monkeypatch.setattr(setup, "compiled", lambda module, config, world, once: seen.append(once) or module)
     job_of(tmp_path, task, compile=True)
     assert seen == [task is None]
 

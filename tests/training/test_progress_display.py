@@ -54,7 +54,7 @@ def test_one_plain_line_per_epoch() -> None:
         "epoch 2/3",
         "epoch 3/3",
     ]
-    assert "loss 0.050  validation top-1 91.2%" in lines[1]
+    assert "loss 0.050  val top-1 91.2%" in lines[1]
     assert "left" in lines[1]
     assert "left" not in lines[-1]
     assert len(lines) == 4  # and the estimate
@@ -74,7 +74,7 @@ def test_plain_lines_at_most_one_per_minute_within_an_epoch() -> None:
 def test_the_time_is_estimated_before_the_first_epoch_ends() -> None:
     console, clock = screen(terminal=False), Clock()
     run(ProgressDisplay(2000, 100, 20, console=console, clock=clock), clock, seconds=0.09, last=60)
-    assert shown(console).strip() == "about 3 min for 20 epochs, excluding evaluation"
+    assert shown(console).strip() == "about 3 min for 20 epochs and their evaluation"
 
 
 def test_slow_first_step_does_not_affect_the_estimate() -> None:
@@ -123,7 +123,7 @@ def test_short_epochs_without_evaluation_print_few_lines() -> None:
 def test_finished_runs_are_not_estimated() -> None:
     console, clock = screen(terminal=False), Clock()
     run(ProgressDisplay(1, 1, 1, console=console, clock=clock), clock, seconds=0.1)
-    assert shown(console).splitlines() == ["epoch 1/1  loss 1.000  validation top-1 91.2%"]
+    assert shown(console).splitlines() == ["epoch 1/1  loss 1.000  val top-1 91.2%"]
 
 
 def test_a_resumed_run_counts_from_where_it_is() -> None:
@@ -131,7 +131,7 @@ def test_a_resumed_run_counts_from_where_it_is() -> None:
     run(ProgressDisplay(100, 10, 10, start_step=55, console=console, clock=clock), clock, seconds=60)
     lines = shown(console).splitlines()
     assert "step 6/10" in lines[0]
-    assert lines[1] == "about 45 min for the remaining 4.5 epochs, excluding evaluation"
+    assert lines[1] == "about 45 min for the remaining 4.5 epochs and their evaluation"
     assert lines[-1].startswith("epoch 10/10")
 
 
@@ -140,6 +140,40 @@ def test_time_left_includes_evaluation() -> None:
     run(ProgressDisplay(100, 10, 10, console=console, clock=clock), clock, seconds=0.1, last=50, evaluation=9)
     last = shown(console).splitlines()[-1]
     assert re.search(r"epoch 5/10 .* 5\d s left", last)  # 5 more epochs of 1 + 9 seconds
+
+
+def test_first_estimate_includes_the_expected_evaluations() -> None:
+    console, clock = screen(terminal=False), Clock()
+    progress = ProgressDisplay(1200, 100, 12, evaluation=0.5, console=console, clock=clock)
+    run(progress, clock, seconds=0.1, last=200, evaluation=5)
+    lines = shown(console).splitlines()
+    assert lines[0] == "about 3 min for 12 epochs and their evaluation"  # 2 minutes of steps
+    assert re.search(r"2 min 4\d s left", lines[1])  # 11 epochs of 10 + 5 seconds
+    assert re.search(r"2 min 3\d s left", lines[2])
+
+
+def test_bar_shows_the_batches_of_an_evaluation() -> None:
+    console = screen(terminal=True)
+    with ProgressDisplay(10, 10, 1, console=console) as progress:
+        assert progress.bars is not None
+        batches = progress.evaluating(["a", "b"], 2)
+        assert next(batches) == "a"
+        progress.bars.live.refresh()
+        assert list(batches) == ["b"]
+    assert "evaluating 1/2" in shown(console)
+
+
+def test_epoch_fits_into_80_columns_and_long_lines_break_at_spaces() -> None:
+    console, clock = screen(terminal=True), Clock()
+    progress = ProgressDisplay(100_000, 1000, 100, console=console, clock=clock)
+    metrics = {"train_loss": 12.345, "val_loss": 12.345, "val_miou": 0.9123}
+    with progress:
+        clock.now += 3000
+        progress.epoch(99, metrics)
+        progress.print("word " * 30)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", shown(console))]
+    assert any(line.startswith("epoch 99/100") and line.rstrip().endswith("left") for line in lines)
+    assert all(set(line.split()) == {"word"} for line in lines if "wor" in line)
 
 
 @pytest.mark.parametrize(("total", "each", "epochs"), [(0, 0, 0), (0, 10, 1), (3, 0, 1), (25, 10, 2.5), (1, 1, 1)])
@@ -178,7 +212,7 @@ def test_messages_stay_above_the_bars_and_are_not_markup() -> None:
         progress.epoch(1, {"val_top1": 0.5, "note": "best so far"})
     text = shown(console)
     assert "cannot read [red]a.jpg[/red] [2J next" in text  # neither the escape nor the line break came through
-    assert "epoch 1/1  validation top-1 50.0%  note best so far" in text
+    assert "epoch 1/1  val top-1 50.0%  note best so far" in text
     assert text.endswith("\x1b[2K")  # the bars are wiped at the end
 
 

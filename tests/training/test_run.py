@@ -352,9 +352,15 @@ def test_next_commands_are_quoted_and_use_the_same_split(tmp_path: Path, capsys:
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 @pytest.mark.parametrize(
-    ("losses", "best"), [([1.0, 0.5, 0.7, 0.3], 4), ([1.0, 0.5, 0.7, 0.5], 2), ([1.0, math.nan, 0.7, math.nan], 3)]
+    ("losses", "best"),
+    [
+        ([1.0, 0.3, 0.7, 0.5], 2),
+        ([1.0, 0.5, 0.7, 0.5], 4),
+        ([1.0, math.nan, 0.7, math.nan], 3),
+        ([1.0, math.nan, math.nan, math.nan], 4),
+    ],
 )
-def test_best_of_equal_evaluations_has_the_smallest_loss(
+def test_best_of_equal_evaluations_has_the_smallest_loss_and_is_the_latest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], best: int
 ) -> None:
     evaluate, top1, left = loop.evaluate, iter([0.5, 0.9, 0.9, 0.9]), iter(losses)

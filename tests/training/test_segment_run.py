@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,9 @@ def test_run_learns_and_its_metrics_equal_eval(tmp_path: Path) -> None:
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Segmentation into 7 classes" in page
     assert "boundary F" in page
+    colours = re.findall(r'class="swatch" style="background: (#\w{6})"', page)
+    assert len(colours) == 3 * 7  # in the table and the legends of two sections
+    assert len(set(colours)) == 7
     model = load(tmp_path / "run" / "best")
     assert isinstance(model, Segmenter)
     figures = evaluate(model, config.data, device="cpu").to_dict()

@@ -13,8 +13,9 @@ from torch import nn
 
 from train_runs import tiny
 from vitreous.common.checks import BadValue
-from vitreous.data.loader import ResidentLoader, StreamLoader
+from vitreous.data.loader import StreamLoader
 from vitreous.data.open import open_data
+from vitreous.data.resident import ResidentLoader
 from vitreous.data.sources.base import DataSet
 from vitreous.model.build import build
 from vitreous.model.presets import configure
@@ -58,13 +59,15 @@ def learned(ready: Job) -> set[str]:
 @pytest.mark.slow
 def test_a_checkpoint_of_the_same_classes_keeps_its_head(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path))
-    ready = job(tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start"), digits)
+    ready = job(tiny(tmp_path / "run", model=None, overrides={}, train_only="all", init=tmp_path / "start"), digits)
     assert all(torch.equal(a, b) for a, b in zip(ready.state.model.parameters(), start.parameters(), strict=True))
 
 
 def test_other_classes_get_a_new_head(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path, classes=4))
-    model = job(tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start"), digits).state.model
+    model = job(
+        tiny(tmp_path / "run", model=None, overrides={}, train_only="all", init=tmp_path / "start"), digits
+    ).state.model
     before = dict(start.named_parameters())
     differ = [name for name, weight in model.named_parameters() if weight.shape != before[name].shape]
     assert differ == ["head.weight", "head.bias"]
@@ -75,7 +78,10 @@ def test_other_classes_get_a_new_head(tmp_path: Path, digits: DataSet) -> None:
 @pytest.mark.slow
 def test_another_image_size_resamples_the_positions(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path), image_size=16)
-    ready = job(tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start", image_size=(16,)), digits)
+    ready = job(
+        tiny(tmp_path / "run", model=None, overrides={}, train_only="all", init=tmp_path / "start", image_size=(16,)),
+        digits,
+    )
     model = ready.state.model
     assert isinstance(model, ViT)
     assert model.config.grid == (4, 4)
@@ -97,7 +103,14 @@ def test_train_only_head(tmp_path: Path, digits: DataSet) -> None:
 @pytest.mark.slow
 def test_lora_trains_its_matrices_and_the_head(tmp_path: Path, digits: DataSet) -> None:
     start = load(make(tmp_path))
-    config = tiny(tmp_path / "run", model=None, overrides={}, init=tmp_path / "start", train_only="lora", lora_rank=3)
+    config = tiny(
+        tmp_path / "run",
+        model=None,
+        overrides={},
+        init=tmp_path / "start",
+        train_only="lora",
+        lora_rank=3,
+    )
     ready = job(config, digits)
     names = learned(ready)
     assert {name for name in names if "parametrizations.weight.0." not in name} == {"head.weight", "head.bias"}

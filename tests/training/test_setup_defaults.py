@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 from automatic_choices import build_model
-from vitreous import create
 from vitreous.cli import demo
 from vitreous.common.checks import BadValue
 from vitreous.common.codec import parse_fields
@@ -16,7 +15,6 @@ from vitreous.model.cost import cost
 from vitreous.training import Augment, Optim, Segmenting, TrainConfig
 from vitreous.training import setup as defaults
 from vitreous.training.setup import choose, fitting_batch, free_folder
-from vitreous.weights.load import save
 
 
 @pytest.fixture
@@ -50,8 +48,9 @@ def test_config_is_completed_and_choices_are_noted(fifty: Path) -> None:
 
 def test_given_settings_are_kept(fifty: Path) -> None:
     given = TrainConfig(
-        data=str(fifty), model="ViT-S/16", image_size=(64,), batch_size=8, epochs=3, workers=1, out=Path("x"),
-        overrides={"registers": 1}, optim=Optim(lr=0.1), augment=Augment(flip=0.25),
+        data=str(fifty), model="ViT-S/16", image_size=(64,), batch_size=8, epochs=3, workers=1, keep_images="no",
+        out=Path("x"), overrides={"registers": 1}, optim=Optim("adamw", lr=0.1), train_only="all",
+        augment=Augment(flip=0.25),
     )  # fmt: skip
     chosen = choose(given, open_data(str(fifty)), "cpu")
     assert chosen.config.augment.flip == 0.25
@@ -174,16 +173,3 @@ def test_folders_are_never_reused(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x-2").mkdir()
     assert free_folder(tmp_path, "x") == tmp_path / "x-3"
-
-
-def test_large_checkpoint_size_is_reduced_on_a_cpu(fifty: Path, tmp_path: Path) -> None:
-    tiny = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2, "patch_size": 14}
-    for size, on_cpu in ((518, (224,)), (98, ())):
-        save(create("ViT-Ti/16", num_classes=0, image_size=size, overrides=tiny), tmp_path / str(size))
-        config = TrainConfig(data=str(fifty), init=tmp_path / str(size))
-        for device, expected in (("cpu", on_cpu), ("cuda", ())):
-            chosen = choose(config, open_data(str(fifty)), device)
-            assert chosen.config.image_size == expected
-            [note] = [note for note in chosen.notes if note.startswith("image_size =")]
-            assert "checkpoint" in note
-            assert str(size) in note

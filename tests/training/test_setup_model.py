@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 
 from automatic_choices import TINY, build_model, checkpoint, chosen, sample_images
 from vitreous import create
-from vitreous.common.checks import as_size
+from vitreous.common.checks import BadValue, as_size
 from vitreous.data.sources.base import Source, StoredImage
+from vitreous.model.build import build
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import (
     ClassToken,
     Conditional,
     DecoderConfig,
+    Gelu,
     GlobalAverage,
     Learned1d,
     LinearDecoder,
@@ -25,6 +28,7 @@ from vitreous.model.options import (
 from vitreous.model.presets import configure
 from vitreous.training import Segmenting
 from vitreous.training.setup import typical_side
+from vitreous.weights.io.errors import UnsupportedByFormat
 from vitreous.weights.load import load, save
 
 
@@ -110,6 +114,20 @@ def test_model_depends_on_number_and_size_of_images(task: Any, count: int, side:
     assert (shape == narrow) == (model == "ViT-Lite-6/4")
 
 
+@pytest.mark.parametrize("side", [32, 128])
+def test_note_about_positions_names_the_flag_that_keeps_the_model_convertible(side: int, tmp_path: Path) -> None:
+    notes = " ".join(chosen(100, side).notes)
+    assert "cannot be converted" in notes
+    flag = re.search(r"--model (\S+)", notes)
+    assert flag
+    few = {"depth": 1, "mlp": Gelu("erf")}
+    model = configure(flag[1], overrides={**few, **chosen(100, side).config.overrides})
+    with pytest.raises(UnsupportedByFormat, match=r"Conditional.*--model"):
+        save(build(model), tmp_path / "few.pth", format="timm")
+    named = chosen(100, side, model=flag[1]).config
+    save(build(configure(flag[1], overrides={**few, **named.overrides})), tmp_path / "x.pth", format="timm")
+
+
 @pytest.mark.parametrize("side", [32, 64, 128])
 @pytest.mark.parametrize("task", ["classify", "segment"])
 def test_given_overrides_or_models_are_not_extended(task: Any, side: int, checkpoints: dict[str, Path]) -> None:
@@ -144,31 +162,43 @@ def test_image_size_is_the_nearest_that_patches_tile(patch: int, size: int) -> N
     assert chosen(side=120, model="ViT-Ti/16", overrides={"patch_size": patch}).config.image_size == (size,)
 
 
-def test_an_unknown_model_is_reported_later() -> None:
-    assert chosen(side=120, model="ViT-Q/16").config.image_size == (128,)
+def test_an_unknown_model_is_rejected() -> None:
+    with pytest.raises(BadValue, match="ViT-Q/16"):
+        chosen(side=120, model="ViT-Q/16")
 
 
 @pytest.mark.parametrize(
-    ("own", "patch", "cpu", "times"),
-    [(224, 16, None, ""), (225, 15, None, ""), (240, 30, 210, "1.3"), (448, 32, 224, "4"), (518, 14, 224, "5.3")],
-)
-def test_checkpoint_size_is_limited_to_224_pixels_on_a_cpu(
-    own: int, patch: int, cpu: int | None, times: str, tmp_path: Path
+    ("task", "device", "count", "side", "size"),
+    [
+        ("classify", "cuda", 100, 500, 224), ("classify", "cuda", 100, 32, 224), ("classify", "mps", 100, 96, 224),
+        ("classify", "cuda", 20_001, 32, 112), ("classify", "cuda", 20_001, 49, 224),
+        ("classify", "cpu", 100, 159, 112), ("classify", "cpu", 100, 160, 224),
+        ("segment", "cuda", 100, 160, 336), ("segment", "cpu", 100, 160, 224),
+    ],
+)  # fmt: skip
+def test_large_checkpoints_are_fine_tuned_at_a_smaller_size(
+    task: Any, device: str, count: int, side: int, size: int, tmp_path: Path
 ) -> None:
-    init = checkpoint(tmp_path / "m", side=own, patch=patch)
-    kept, less = f"image_size = {own} {own} (from the checkpoint)", f"takes {times} times as long on a CPU"
-    for device, size in (("cpu", cpu), ("cuda", None)):
-        found = chosen(device=device, init=init)
-        assert found.config.image_size == (() if size is None else (size,))
-        assert any(kept == note if size is None else less in note for note in found.notes)
-    assert chosen(init=init, image_size=(own,)).config.image_size == (own,)
+    init = checkpoint(tmp_path / "m", side=518, patch=14)
+    found = chosen(count, side, device, task=task, init=init)
+    assert found.config.image_size == (size,)
+    assert any(note.startswith(f"image_size = {size} (") and "518 x 518" in note for note in found.notes)
+    assert chosen(count, side, device, task=task, init=init, image_size=(518,)).config.image_size == (518,)
+
+
+@pytest.mark.parametrize(("own", "patch"), [(224, 16), (256, 16), (98, 14)])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_checkpoints_up_to_256_pixels_keep_their_size(own: int, patch: int, device: str, tmp_path: Path) -> None:
+    found = chosen(device=device, init=checkpoint(tmp_path / "m", side=own, patch=patch))
+    assert found.config.image_size == ()
+    assert f"image_size = {own} {own} (from the checkpoint)" in found.notes
 
 
 def test_limit_of_a_non_square_checkpoint_counts_its_pixels(tmp_path: Path) -> None:
     save(create("ViT-Ti/16", num_classes=0, image_size=(192, 512), overrides=TINY), tmp_path / "m")
     found = chosen(init=tmp_path / "m")
     assert 0 < math.prod(as_size(found.config.image_size)) <= 224 * 224
-    assert any("192 x 512 takes 2 times as long on a CPU" in note for note in found.notes)
+    assert any("192 x 512" in note for note in found.notes)
     save(create("ViT-Ti/16", num_classes=0, image_size=(96, 256), overrides=TINY), tmp_path / "n")
     assert chosen(init=tmp_path / "n").config.image_size == ()
 
@@ -194,10 +224,10 @@ def test_overrides_complete_a_foreign_checkpoint(tmp_path: Path) -> None:
         (None, Segmenting(cells=2), "", LinearDecoder(2)),
         (None, Segmenting(decoder="mask"), "", MaskDecoder(2)),
         (None, Segmenting(mask_blocks=3), "", MaskDecoder(3)),
-        ("vit", Segmenting(), "", LinearDecoder(1)),
+        ("vit", Segmenting(), "cells = 4 (for outlines finer than a patch)", LinearDecoder(4)),
         ("linear", Segmenting(), "decoder = LinearDecoder(cells=4) (from the checkpoint)", LinearDecoder(4)),
         ("mask", Segmenting(), "decoder = MaskDecoder(depth=1) (from the checkpoint)", MaskDecoder(1)),
-        ("mask", Segmenting(decoder="linear"), "", LinearDecoder(1)),
+        ("mask", Segmenting(decoder="linear"), "cells = 4 (for outlines finer than a patch)", LinearDecoder(4)),
         ("mask", Segmenting(cells=8), "", LinearDecoder(8)),
         ("linear", Segmenting(mask_blocks=3), "", MaskDecoder(3)),
     ],
@@ -208,7 +238,8 @@ def test_decoder_is_the_given_one_or_the_checkpoints_or_linear_with_cells(
 ) -> None:
     start = {"init": checkpoints[init]} if init else {}
     found = chosen(side=48, task="segment", segmenting=how, **start)
-    assert found.config.segmenting == (dataclasses.replace(how, cells=8) if "cells = 8" in expected else how)
+    cells = int(expected.split()[2]) if expected.startswith("cells") else how.cells
+    assert found.config.segmenting == dataclasses.replace(how, cells=cells)
     assert [note for note in found.notes if "decoder" in note or "cells" in note] == ([expected] if expected else [])
     model = build_model(found.config, sample_images(100, 48)).config
     assert isinstance(model, SegmenterConfig)

@@ -108,6 +108,8 @@ def test_table_in_the_docs_is_current() -> None:
         ("vit_small_patch14_dinov2.lvd142m", "use 'dinov2-s' (hf-hub:timm/vit_small_patch14_dinov2.lvd142m)"),
         ("vit_base_patch16_224", "'augreg-b16' (hf-hub:timm/vit_base_patch16_224.augreg_in21k_ft_in1k)"),
         ("vit_base_patch16_siglip_224.webli", "use 'hf-hub:timm/vit_base_patch16_siglip_224.webli'"),
+        ("timm/vit_base_patch14_dinov2.lvd142m", "use 'dinov2-b'"),
+        ("dinov2_vitl14", "use 'dinov2-l'"),  # torch.hub
         ("facebook/dinov2-small", "use 'hf-hub:facebook/dinov2-small'"),
         ("ViT-B/16", "'augreg-b16'"),
     ],
@@ -185,6 +187,7 @@ def test_weights_are_downloaded_by_name_and_the_license_is_printed_once(
     loaded = client.call("load", "augreg-ti16")
     assert loaded["logits"] == client.call("load", str(tiny))["logits"]
     assert loaded["provenance"]["commit"] == commit
+    assert loaded["provenance"]["license"] == "apache-2.0"  # of the catalog, because the repository has no model card
     assert hub.requested_files() == ["config.json", "model.safetensors"]
 
 
@@ -216,11 +219,9 @@ def test_offline_error_names_the_entry_and_what_to_do(hub: Hub, client: Client, 
 
 def test_info_needs_no_download(hub: Hub, client: Client) -> None:
     described = json.loads(client.call("command", "info", "deit-ti", "--json")["out"])
-    assert described == {
-        "name": "deit-ti",
-        "source": CATALOG["deit-ti"].source,
-        **dataclasses.asdict(CATALOG["deit-ti"]),
-    }
+    entry = CATALOG["deit-ti"]
+    plain = {"name": "deit-ti", "source": entry.source, "parameters": 5_700_000, "top1": 0.722}
+    assert described == dataclasses.asdict(entry) | plain
     shown = client.call("command", "info", "deit-ti")["out"]
     assert all(word in shown for word in ("apache-2.0", "2012.12877", "72.2", "DeiT-Ti/16"))
     listed = client.call("command", "info", "--pretrained")["out"]

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hub_server import TOKEN, Hub
 from hub_subprocess import Client, error_of, files_of
 from vitreous import create
 from vitreous.weights.load import load, save
+from vitreous.weights.native import STATISTICS, set_statistics
 
 
 def test_pushed_model_loads_bit_identically(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
@@ -27,6 +29,17 @@ def test_pushed_model_loads_bit_identically(hub: Hub, client: Client, pets: Path
     after = client.call("load", "hf-hub:me/pets")
     assert (after["logits"], after["config"]) == (before["logits"], before["config"])
     assert after["provenance"] == before["provenance"] | {"repository": "me/pets", "commit": commit}
+
+
+def test_statistics_of_training_images_are_not_pushed(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    model = load(pets)
+    set_statistics(model, {"counts": torch.ones(3)})
+    save(model, tmp_path / "start")
+    client.call("push", str(tmp_path / "start"), str(tmp_path / "sent"), "me/statistics", token=TOKEN)
+    assert (tmp_path / "sent" / STATISTICS).is_file()
+    sent = hub.repositories["me/statistics"].commits[hub.repositories["me/statistics"].branches["main"]]
+    assert "model.safetensors" in sent
+    assert STATISTICS not in sent
 
 
 def test_repository_is_recorded_in_the_next_checkpoint(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
 from vitreous.model.vit import ViT
-from vitreous.weights.convert import UnsupportedByFormat, convert
+from vitreous.weights.convert import UnsupportedByFormat, _changes, convert
 from vitreous.weights.parity import compare, random_images
 
 
@@ -91,3 +91,11 @@ def test_folder_with_other_files_is_not_replaced(name: str, small: ViTConfig, tm
     with pytest.raises(ValueError, match=f"contains {name}"):
         vitreous.save(model, target, format="timm")
     assert (target / name).read_text() == "years of work"
+
+
+def test_long_values_are_shown_where_they_differ() -> None:
+    labels = tuple(f"a class with a long name {i}" for i in range(9))
+    [line] = _changes({"labels": (labels, (*labels[:8], "another"))})
+    before, after = line.removeprefix("labels: ").split(" is read as ")
+    assert "name 8" in before
+    assert "another" in after

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
+from vitreous.cli.eval import ProgressDisplay
 from vitreous.common.checks import fail
 from vitreous.common.text import plural, printable
 
@@ -53,7 +54,8 @@ def calibrate(
 
     if out is None and (image_size or not is_checkpoint(checkpoint)):
         fail("out", out, "a folder, because the calibration cannot be added to this checkpoint")
-    found = evaluation.calibrate(checkpoint, **options)
+    with ProgressDisplay() as display:
+        found = evaluation.calibrate(checkpoint, **options, progress=display.show)
     if found.doubt:
         print(printable(f"vitreous: warning: {found.doubt}"), file=sys.stderr)
     if out is None:

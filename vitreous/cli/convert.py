@@ -13,6 +13,7 @@ from vitreous.common.text import console as standard_output
 
 if TYPE_CHECKING:
     from vitreous.weights.convert import Conversion
+    from vitreous.weights.peers import PeerCheck
 
 
 def convert(
@@ -41,13 +42,22 @@ def convert(
         num_classes: Replace the head with a new one for this many classes; 0 removes the head.
         set: Config fields that cannot be inferred from the weights, as field=JSON, e.g. --set num_heads=4
         lossy: Write the model even if the target library computes something slightly different, e.g. a different GELU.
-        check: Also print how much each stage of the converted model differs from the original.
+        check: Also run the other library, if it is installed, and print how much its outputs and each stage of the
+            converted model differ from the original.
     """
     from vitreous.weights.convert import convert as convert_checkpoint
 
     size, fields = image_size or None, parse_fields(set)
     conversion = convert_checkpoint(
-        source, target, to=to, format=from_, image_size=size, num_classes=num_classes, overrides=fields, lossy=lossy
+        source,
+        target,
+        to=to,
+        format=from_,
+        image_size=size,
+        num_classes=num_classes,
+        overrides=fields,
+        lossy=lossy,
+        check=check,
     )
     _print(conversion, source, to, stages=check)
 
@@ -55,22 +65,34 @@ def convert(
 def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None:
     console = standard_output(soft_wrap=True)  # do not break paths
     provenance = conversion.provenance
-    console.print(f"read {source} ({provenance.get('origin', 'Vitreous')})")
+    console.print(f"read {source} ({conversion.read_as})")
 
     def print_lines(kind: str, lines: Sequence[str]) -> None:
         for line in lines:
             console.print(f"  {kind}: {line}")
 
-    print_lines("assumed", provenance.get("assumed", ()))
-    print_lines("ignored", provenance.get("left_out", ()))
+    if conversion.read_as != "Vitreous":  # the provenance of a Vitreous checkpoint may describe an earlier file
+        print_lines("assumed", provenance.get("assumed", ()))
+        print_lines("ignored", provenance.get("left_out", ()))
     console.print(f"wrote {conversion.path} in {to} format")
     print_lines("differs", conversion.losses)
     print_lines("note", conversion.remarks)
     print_lines("not preserved", conversion.not_kept)
     last = conversion.differences[-1]
-    console.print(f"verified: outputs differ by at most {last.largest:.2e} (largest output {last.scale:.3g})")
+    how = f"outputs differ by at most {last.largest:.2e} (largest output {last.scale:.3g})"
+    console.print(f"verified by reading it back with Vitreous: {how}")
     if stages:
+        if to != "vitreous":
+            console.print(_peer_line(conversion.peer, to))
         table = Table("stage", "largest difference", "mean", "largest value", box=None)
         for one in conversion.differences:
             table.add_row(one.stage, f"{one.largest:.2e}", f"{one.mean:.2e}", f"{one.scale:.3g}")
         console.print(table)
+
+
+def _peer_line(peer: "PeerCheck | None", to: str) -> str:
+    if peer is None:
+        return f"not verified with another library: there is no Python package that runs {to} files"
+    if peer.outputs is None:
+        return f"not verified with {peer.library}: {peer.reason}"
+    return f"verified with {peer.library}: its outputs differ by at most {peer.outputs.largest:.2e}"

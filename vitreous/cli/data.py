@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from vitreous.cli import ImageSize
 from vitreous.common.text import console
 
 
@@ -14,26 +15,39 @@ def data(
     action: Positional[Literal["check"]],
     spec: Annotated[Positional[str], arg(metavar="DIR|NAME")],
     *,
+    checkpoint: Annotated[Path | None, arg(metavar="CHECKPOINT")] = None,
+    image_size: ImageSize = (),
     data_root: Path | None = None,
+    batch_size: int = 64,
+    device: str = "auto",
     out: Path | None = None,
     json: bool = False,
 ) -> None:
     """Check a data set for unreadable or duplicate images, leaks between splits, imbalance, unusual sizes or bad masks.
 
-    The exit status is 1 if there are problems to fix before training.
+    With --checkpoint, also find likely label errors, near duplicates and outliers. The exit status is 1 if there are
+    problems to fix before training; likely label errors and outliers do not count.
 
-    Example: vitreous data check images/ --out sheet.png
+    Example: vitreous data check images/ --checkpoint dinov2-s --out suspicious.html
 
     Args:
         action: Action to perform; only `check` is available.
         spec: The data set; accepts the same values as `train --data`.
+        checkpoint: Frozen model for the search: a checkpoint, a catalog name such as dinov2-s, or hf-hub:owner/name. It
+            must not have been trained on these labels.
+        image_size: Input size of the model; by default its own, but at most 224.
         data_root: Folder with a local copy of the data set, used instead of downloading it.
-        out: PNG file for a contact sheet with sample images of every class.
+        batch_size: Images per batch.
+        device: auto, cpu, cuda or mps.
+        out: PNG file for a contact sheet with sample images of every class or, with --checkpoint, HTML file for a page
+            that shows its findings.
         json: Print JSON instead of text.
     """
-    from vitreous.data.doctor import check_data
+    from vitreous.evaluation.check_data import check_data
 
-    report = check_data(spec, data_root, out)
+    report = check_data(
+        spec, checkpoint, image_size=image_size, data_root=data_root, out=out, batch_size=batch_size, device=device
+    )
     if json:
         print(dumps(report.to_dict(), indent=2))
     else:

@@ -21,7 +21,7 @@ FOLDER = Path("runs/demo")
 def config(out: Path = FOLDER) -> TrainConfig:
     """Return the training config of a small ViT for a small data set of 8 x 8 images."""
     return TrainConfig(
-        data="digits",
+        data="digits:",  # even if there is a folder of this name
         model="ViT-Lite-6/4",
         overrides={
             "patch_size": (2, 2), "width": 128, "mlp_width": 256, "channels": 1,
@@ -58,7 +58,7 @@ def demo() -> None:
         shutil.rmtree(out)  # left by an earlier demo
     model = train(config(out), command=" ".join(["vitreous", *sys.argv[1:]])).model
     assert isinstance(model, ViT)
-    digit = open_data("digits").val.image(0)
+    digit = open_data("digits:").val.image(0)
     assert isinstance(digit, np.ndarray)
     images = (torch.from_numpy(digit).reshape(1, 1, 8, 8).float() / 255 - 0.5) / 0.5
     console = SafeConsole()

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
 from vitreous.common.atomic_files import atomic_file
+from vitreous.common.text import SafeConsole, plural, printable
 from vitreous.common.text import console as standard_output
-from vitreous.common.text import plural, printable
 
 if TYPE_CHECKING:
     from vitreous.evaluation import ClassificationMetrics, Metrics, ProbeMetrics
@@ -83,7 +84,39 @@ def evaluate(
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "json", "out")}
     from vitreous import evaluation
 
-    print_metrics(evaluation.evaluate(checkpoint, **options), json, out)
+    with ProgressDisplay() as display:
+        metrics = evaluation.evaluate(checkpoint, **options, progress=display.show)
+    print_metrics(metrics, json, out)
+
+
+class ProgressDisplay:
+    """Progress on stderr: a bar on a terminal, otherwise one line at the start of each stage."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bars = Progress(*columns, console=SafeConsole(stderr=True), transient=True)
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> "ProgressDisplay":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.task is not None:
+            self.bars.stop()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        if not self.bars.console.is_terminal:
+            if done == 0:
+                print(f"{stage} ...", file=sys.stderr, flush=True)
+            return
+        if done == 0:
+            if self.task is None:
+                self.bars.start()
+            else:
+                self.bars.remove_task(self.task)
+            self.task = self.bars.add_task(stage, total=total)
+        elif self.task is not None:
+            self.bars.update(self.task, completed=done)
 
 
 def print_metrics(metrics: "Metrics", as_json: bool, out: Path | None) -> None:

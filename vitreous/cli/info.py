@@ -32,7 +32,7 @@ def info(
     Args:
         name: Preset, checkpoint, or catalog name of pretrained weights. If omitted, all presets are listed.
         pretrained: List all pretrained weights, which --init and every CHECKPOINT argument accept by name.
-        num_classes: Number of classes, if different from the preset's; 0 for no head.
+        num_classes: Number of classes, if different from the model's; 0 for no head.
         image_size: Input size, if different from the model's.
         json: Print JSON instead of a table.
     """
@@ -114,7 +114,9 @@ def _print_pretrained(name: str, as_json: bool) -> None:
 
 
 def _record(entry: Pretrained) -> dict[str, Any]:
-    return {"source": entry.source, **vars(entry)}
+    """Return an entry with plain counts and fractions, like all other JSON output."""
+    top1 = None if entry.top1 is None else round(entry.top1 / 100, 4)
+    return {"source": entry.source, **vars(entry), "parameters": round(entry.parameters * 1e6), "top1": top1}
 
 
 def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tuple["ModelConfig", dict[str, Any]]:
@@ -125,7 +127,11 @@ def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tu
         from vitreous.weights.load import open_checkpoint
 
         described = open_checkpoint(name).describe()
-        config = described.config.resized(as_size(image_size)) if image_size else described.config
+        config: ModelConfig = described.config.resized(as_size(image_size)) if image_size else described.config
+        if num_classes is not None:
+            if config.backbone is not config:
+                fail("num_classes", num_classes, "omitted for a segmenter")
+            config = config.override({"num_classes": num_classes, "labels": ()})
         return config, described.provenance
     if Path(name).is_absolute() or Path(name).suffix:  # a path, because no preset has a suffix
         from vitreous.weights.native import missing_checkpoint

@@ -3,6 +3,7 @@
 Commands import torch only when they run, which keeps `--help` fast.
 """
 
+import itertools
 import os
 import shlex
 import sys
@@ -20,6 +21,7 @@ from vitreous.cli.demo import demo
 from vitreous.cli.embed import embed
 from vitreous.cli.eval import evaluate
 from vitreous.cli.explain import explain
+from vitreous.cli.extend import extend
 from vitreous.cli.info import info
 from vitreous.cli.predict import predict
 from vitreous.cli.serve import serve
@@ -31,7 +33,7 @@ from vitreous.training import TrainConfig
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train, "eval": evaluate, "calibrate": calibrate, "predict": predict, "embed": embed, "explain": explain,
-    "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
+    "extend": extend, "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
 }  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # None cannot be typed; omit the flag instead
@@ -61,6 +63,7 @@ def main() -> None:
     try:
         try:
             reject_other_names(sys.argv[1:])
+            reject_bare_data(sys.argv[1:])
             words = numbers_last(lists_together(sys.argv[1:]))
             app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN, args=words)
         finally:
@@ -90,6 +93,16 @@ def reject_other_names(words: Sequence[str]) -> None:
         name = word.split("=")[0].replace("_", "-")
         if name in OTHER_NAMES and (words[0], name) != ("info", "--pretrained"):
             raise BadValue(f"unknown option {name}; did you mean {OTHER_NAMES[name]}?")
+
+
+def reject_bare_data(words: Sequence[str]) -> None:
+    """Reject a data set that is given without its flag, and name the flag."""
+    arguments = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    before = {"train": 1, "eval": 2}.get(words[0] if words else "")  # number of words before the data set
+    if before is not None and len(arguments) > before:
+        raise BadValue(f"unexpected argument {arguments[before]!r}; did you mean --data {arguments[before]}?")
+    if arguments[:1] == ["data"] and len(arguments) == 2 and arguments[1] != "check":
+        raise BadValue(f"unknown action {arguments[1]!r}; did you mean `vitreous data check {arguments[1]}`?")
 
 
 def numbers_last(words: Sequence[str]) -> list[str]:

@@ -5,11 +5,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from tyro.conf import arg
+from tyro.conf import Suppress, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
+from vitreous.common.checks import BadValue
 from vitreous.common.codec import parse_fields
 from vitreous.common.text import printable
 from vitreous.tasks.config import Augment
@@ -36,10 +37,21 @@ class Flags(TrainConfig):
     """Other fields of the model config, as field=JSON, e.g. --set registers=4 'position={"kind": "Rotary2d"}'."""
     optim: Annotated[Optim, arg(name="optimizer")] = field(default_factory=Optim)
     augment: Annotated[Augment, arg(name="augmentation")] = field(default_factory=Augment)
+    compile: Suppress[bool | Literal["blocks"] | None] = None  # set by the next two flags
+    compile_always: Annotated[bool, arg(name="compile")] = False
+    """Compile the whole model with torch.compile, which takes a minute. By default its transformer blocks are compiled,
+    in a few seconds, on a GPU if that makes the run shorter."""
+    no_compile: bool = False
+    """Do not compile anything."""
 
     def config(self) -> TrainConfig:
         """Return the TrainConfig for these flags."""
         fields = dict(vars(self))
+        always, never = fields.pop("compile_always"), fields.pop("no_compile")
+        if always and never:
+            raise BadValue("--compile and --no-compile cannot be combined")
+        if always or never:
+            fields["compile"] = always
         if "texts" in self.overrides:
             fields["overrides"] = parse_fields(self.overrides["texts"])
         return TrainConfig(**fields)

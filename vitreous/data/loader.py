@@ -1,21 +1,22 @@
 """Data loaders. The sample order is a pure function of (seed, epoch), independent of the number of workers.
 
-Small in-memory data sets are kept on the device; all others are read by worker processes, which decode images to uint8
-and crop them and their masks with the same random numbers. Augmentation (vitreous.data.augment) then runs on the
-device, on whole batches.
+Worker processes decode images to uint8 and crop them and their masks with the same random numbers. Augmentation
+(vitreous.data.augment) then runs on the device, on whole batches. Data sets that fit in memory are read only once (see
+resident.py).
 
-b: batch; c: channels; h, w: height and width.
+b: batch; c: channels; h, w: height and width; d: width of the features.
 """
 
 import dataclasses
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -26,6 +27,7 @@ from vitreous.data.augment.config import Augmentation
 from vitreous.data.image.crop import crop_mask, fit, fit_mask, random_resized_crop
 from vitreous.data.image.decoding import UnreadableImage
 from vitreous.data.sources.base import ArraySource, Source, StoredImage, Subset
+from vitreous.data.threads import in_threads
 from vitreous.model.options import IGNORED, Preprocessing
 
 # ---- One batch -------------------------------------------------------------------------------------------------------
@@ -41,18 +43,13 @@ class Batch(NamedTuple):
     epoch: int
     problems: list[str]  # "name: reason" for each unreadable image
     masks: UInt8[Tensor, "b h w"] | None = None  # indices into mask_classes, or IGNORED
+    features: Float[Tensor, "b d"] | None = None  # of a frozen encoder, instead of images (training/cached_head.py)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy images, labels and masks to a device."""
         images, labels = (tensor.to(device, non_blocking=True) for tensor in (self.images, self.labels))
         masks = self.masks.to(device, non_blocking=True) if self.masks is not None else None
         return self._replace(images=images, labels=labels, masks=masks)
-
-    def pick(self, request: "Request") -> "Batch":
-        """Select the requested samples from a batch that contains the whole source."""
-        which = request.indices.to(self.images.device, non_blocking=True)
-        masks = self.masks[which] if self.masks is not None else None
-        return Batch(self.images[which], self.labels[which], request.indices, request.keys, request.epoch, [], masks)
 
 
 class Request(NamedTuple):
@@ -108,22 +105,31 @@ class Reader(Dataset[Batch]):
                     masks[i] = self._read_mask(index, stored, numbers[i], fast)
             except (UnreadableImage, OSError) as problem:
                 labels[i] = -1
-                problems.append(f"{one_line(self.source.name(index))}: {problem}")
+                problems.append(self.describe(index, problem))
         return Batch(images, labels, indices, keys, epoch, problems, masks)
+
+    def describe(self, index: int, problem: object) -> str:
+        """Return the name of an unreadable image with the reason."""
+        return f"{one_line(self.source.name(index))}: {problem}"
+
+    def stored_mask(self, index: int) -> UInt8[np.ndarray, "h w"]:
+        """Return the mask of an image; raises UnreadableImage."""
+        try:
+            return self.source.mask(index)
+        except (UnreadableImage, OSError) as problem:
+            raise UnreadableImage(f"cannot read the mask: {problem}") from problem
 
     def _read(self, image: StoredImage, numbers: Sequence[float], fast: bool) -> Tensor:
         if self.crop_scale is None:
             return fit(image, self.size, self.preprocessing, self.channels, fast)
-        interpolation = self.preprocessing.interpolation
+        how = self.preprocessing
         return random_resized_crop(
-            image, self.size, numbers, self.crop_scale, interpolation=interpolation, channels=self.channels, fast=fast
-        )
+            image, self.size, numbers, self.crop_scale, interpolation=how.interpolation, channels=self.channels,
+            fast=fast, value_range=how.value_range,
+        )  # fmt: skip
 
     def _read_mask(self, index: int, image: StoredImage, numbers: Sequence[float], fast: bool) -> Tensor:
-        try:
-            ids = self.source.mask(index)
-        except (UnreadableImage, OSError) as problem:
-            raise UnreadableImage(f"cannot read the mask: {problem}") from problem
+        ids = self.stored_mask(index)
         if self.crop_scale is None:
             return fit_mask(ids, image, self.size, self.preprocessing, fast)
         return crop_mask(ids, image, self.size, numbers, self.crop_scale, fast=fast)
@@ -179,17 +185,6 @@ class TrainLoader(Protocol):
     def batches(self, start: int, stop: int) -> Iterator[Batch]: ...
 
 
-class ResidentLoader:
-    """Keeps the whole data set on the device at the model's image size, and indexes into it."""
-
-    def __init__(self, held: Batch, seed: int, batch_slice: BatchSlice, repeats: int):
-        self.held, self.seed, self.batch_slice, self.repeats = held, seed, batch_slice, repeats
-
-    def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        requests = schedule(len(self.held.labels), self.seed, self.batch_slice, self.repeats, start, stop)
-        return map(self.held.pick, requests)
-
-
 class StreamLoader:
     """Reads and prefetches batches in worker processes."""
 
@@ -201,33 +196,49 @@ class StreamLoader:
         repeats = reader.augmentation.repeats if reader.augmentation is not None else 1
         requests = schedule(len(reader.source), reader.seed, self.batch_slice, repeats, start, stop)
         pinned = self.device.type == "cuda"  # for asynchronous copies
-        return (batch.to(self.device) for batch in _read(reader, requests, self.workers, pinned))
+        return (batch.to(self.device) for batch in _loader(reader, requests, self.workers, pinned))
 
 
 class EvalLoader:
     """Iterates over this process's share of the images, in order and resized for evaluation.
 
-    All processes get the same number of batches, as FSDP requires, so the last image may be repeated.
+    All processes get the same number of batches, as FSDP requires, and all batches have the same size, so that a
+    compiled model is compiled once. The last image is repeated where necessary. With `keep`, threads read the batches
+    in the first evaluation, and they stay on that device; otherwise worker processes read them in every evaluation.
     """
 
-    def __init__(self, reader: Reader, batch_slice: BatchSlice, workers: int, resident: torch.device | None = None):
-        self.reader, self.workers = reader, workers
+    def __init__(
+        self,
+        reader: Reader,
+        batch_slice: BatchSlice,
+        workers: int,
+        keep: torch.device | None = None,
+        threads: int = 1,
+    ):
         count, world_size = len(reader.source), batch_slice.world_size
-        mine = torch.arange(batch_slice.rank, -(-count // world_size) * world_size, world_size).clamp(max=count - 1)
-        size = max(batch_slice.batch_size // world_size, 1)
-        self.batch_indices = [mine[start : start + size] for start in range(0, len(mine), size)]
-        self.held = load_resident(reader, resident) if resident is not None else None
+        each = -(-count // world_size)  # images per process
+        steps = -(-each // max(batch_slice.batch_size // world_size, 1))
+        size = -(-each // steps)
+        mine = torch.arange(batch_slice.rank, steps * size * world_size, world_size).clamp(max=count - 1)
+        self.requests = [Request(0, indices, indices) for indices in torch.split(mine, size)]
+        self.reader, self.keep, self.threads = reader, keep, threads
+        self.streamed = _loader(reader, self.requests, min(workers, steps), stay=True)
+        self.kept: list[Batch] = []
+
+    def __len__(self) -> int:
+        return len(self.requests)
 
     def __iter__(self) -> Iterator[Batch]:
-        requests = (Request(0, indices, indices) for indices in self.batch_indices)
-        if self.held is not None:
-            return map(self.held.pick, requests)
-        return _read(self.reader, requests, min(self.workers, len(self.batch_indices)))
+        if self.keep is None:
+            return iter(self.streamed)
+        return iter(self.kept) if self.kept else self._read_and_keep(self.keep)
 
-
-def can_reside(source: Source, size: Size, channels: int) -> bool:
-    """True if a data set of arrays or generated images is small enough to keep on the device."""
-    return len(source) * channels * size[0] * size[1] <= source.resident_bytes
+    def _read_and_keep(self, device: torch.device) -> Iterator[Batch]:
+        batches = []
+        for batch in in_threads(self.reader.__getitem__, self.requests, self.threads):
+            batches.append(batch.to(device))
+            yield batches[-1]
+        self.kept = batches  # only if the evaluation was completed
 
 
 def is_array(source: Source) -> bool:
@@ -235,14 +246,10 @@ def is_array(source: Source) -> bool:
     return isinstance(source.source if isinstance(source, Subset) else source, ArraySource)
 
 
-def load_resident(reader: Reader, device: torch.device) -> Batch:
-    """Read the whole source as one batch on the device."""
-    everything = torch.arange(len(reader.source))
-    return reader[Request(0, everything, everything)].to(device)
-
-
-def _read(reader: Reader, requests: Iterator[Request], workers: int, pinned: bool = False) -> Iterator[Batch]:
-    loader: DataLoader[Batch] = DataLoader(
+def _loader(
+    reader: Reader, requests: Iterable[Request], workers: int, pinned: bool = False, stay: bool = False
+) -> DataLoader[Batch]:
+    return DataLoader(
         reader,
         sampler=requests,
         batch_size=None,  # each request is a whole batch
@@ -250,8 +257,8 @@ def _read(reader: Reader, requests: Iterator[Request], workers: int, pinned: boo
         prefetch_factor=4 if workers else None,
         pin_memory=pinned,
         worker_init_fn=_prepare_worker,
+        persistent_workers=stay and workers > 0,
     )
-    return iter(loader)
 
 
 def _prepare_worker(worker: int) -> None:

@@ -17,10 +17,11 @@ import torch
 from vitreous.common.checks import check_real, fail, path_suggestion
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
-from vitreous.data.masks.folders import EXPECTED, count_pairs, open_mask_folder, open_unmasked
+from vitreous.data.masks.folders import open_mask_folder, open_unmasked
+from vitreous.data.masks.layouts import EXPECTED, count_pairs, has_masks
 from vitreous.data.sources.arrays import open_arrays
 from vitreous.data.sources.base import SPLITS, UNSPLIT, DataSet, FoundData, is_image_file, label_problems, pick
-from vitreous.data.sources.folders import has_masks, local_path, open_folder
+from vitreous.data.sources.folders import local_path, open_folder
 from vitreous.data.sources.hub import open_hub
 from vitreous.data.sources.named import NAMES, open_named, parse_options
 from vitreous.data.sources.shapes import open_shapes
@@ -34,7 +35,8 @@ def open_data(
     """Open a data set and split it into train, val and test; raises ValueError for the first problem.
 
     Args:
-        spec: Path, `hf:owner/name` or built-in name. Built-in names take precedence: use `./digits` for a folder.
+        spec: Path, `hf:owner/name` or built-in name. A folder of the same name takes precedence over a built-in data
+            set, which `digits:` selects in any case.
         root: Local copy of a published data set, or the base folder of relative paths.
         val_fraction: Fraction of each class to hold out if there is no val or test split.
         seed: Seed of the random split, and of generated data.
@@ -63,19 +65,34 @@ def open_masked(
     """
     check_real("val_fraction", val_fraction, 0, 1)
     name, _, options = spec.partition(":")
-    if name == "shapes":
-        return make_splits(open_shapes(parse_options(name, options), seed, ignore), val_fraction, seed)
-    if name in NAMES:
-        raise ValueError(f"{name} has image labels but no masks; {EXPECTED.format(f'./{name}')}")
+    if not (shadowing := is_shadowed(spec, root)):
+        if name == "shapes":
+            return make_splits(open_shapes(parse_options(name, options), seed, ignore), val_fraction, seed)
+        if name in NAMES:
+            raise ValueError(f"{name} has image labels but no masks; {EXPECTED.format(f'./{name}')}")
     path = local_path(spec, root)
     if not path.is_dir():
         raise ValueError(f"folder {spec!r} not found{_suggest(path)}; {EXPECTED.format('DIR')}")
-    return make_splits(open_mask_folder(path, ignore, order), val_fraction, seed)
+    found = open_mask_folder(path, ignore, order)
+    found.notes += [SHADOWED.format(spec)] if shadowing else []
+    return make_splits(found, val_fraction, seed)
+
+
+SHADOWED = "the folder {0!r} is used, not the built-in data set ({0}:)"
+
+
+def is_shadowed(spec: str, root: Path | None) -> bool:
+    """True for a built-in name that is also a folder. With `root`, it names a local copy of the built-in data set."""
+    return spec in NAMES and root is None and Path(spec).is_dir()
 
 
 def find_data(spec: str, root: Path | None = None, seed: int = 0, labelled: bool = True) -> FoundData:
     """Read a data set and collect its problems, without splitting it."""
     name, _, options = spec.partition(":")
+    if is_shadowed(spec, root):
+        found = _open_directory(Path(spec), labelled)
+        found.notes.append(SHADOWED.format(spec))
+        return found
     if name in NAMES:
         return open_named(name, options, root, seed)
     if spec.startswith("hf:"):

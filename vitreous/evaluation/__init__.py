@@ -1,7 +1,9 @@
-"""Evaluation of classifiers and segmenters, and of frozen encoders with probes; calibration of classifiers.
+"""Evaluation of classifiers and segmenters, of frozen encoders with probes, and of data sets with an encoder.
 
 Images are processed as in prediction (`vitreous.inference`). Probes are trained on features of the train split:
-probe.py implements k-NN; linear.py implements ridge regression, linear probes and few-shot probes. Nothing is printed.
+probe.py implements k-NN; linear.py implements ridge regression, linear probes and few-shot probes. check_data.py finds
+label errors, near duplicates and outliers. discriminant.py implements the classifier of `vitreous train --train-only
+lda`. calibrate_model.py calibrates classifiers. Nothing is printed.
 """
 
 from vitreous.evaluation.calibrate_model import Calibrated, calibrate

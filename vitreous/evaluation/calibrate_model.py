@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from vitreous.common.checks import check_choice
+from vitreous.common.progress import Report, silent
 from vitreous.evaluation.evaluate_model import ClassificationMetrics, about, choose_split
 from vitreous.inference import Precision, Predictor, open_model
 from vitreous.inference.calibration import lower_quantiles
@@ -52,6 +53,7 @@ def calibrate(
     precision: Precision = "fp32",
     workers: int = 2,
     flip: bool = False,
+    progress: Report = silent,
 ) -> Calibrated:
     """Fit the temperature of a classifier and its thresholds for unknown images and label sets, as `train` does.
 
@@ -72,8 +74,9 @@ def calibrate(
         model.config, os.fspath(data), (), root=root, val_fraction=val_fraction, seed=seed
     )
     images = calibration_images(choose_split(opened, split)[1], len(opened.classes))
-    calibration, evaluation = classify_source(predictor, images, opened.classes, keep_logits=True).calibrate()
-    familiarity, scores = fit_familiarity(predictor, opened.train, images)
+    results = classify_source(predictor, images, opened.classes, keep_logits=True, progress=progress)
+    calibration, evaluation = results.calibrate()
+    familiarity, scores = fit_familiarity(predictor, opened.train, images, progress)
     calibration = replace(calibration, familiarities=lower_quantiles(scores))
     metrics, calibrated = evaluation.metrics(), copy.copy(model)
     calibrated.config, calibrated.familiarity = model.config.override({"calibration": calibration}), familiarity

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from vitreous.common.checks import BadValue, fail
+from vitreous.common.progress import Report, silent
 from vitreous.data import DataSet, Source, open_data, open_masked
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
 from vitreous.inference import FeatureKind, Precision, Predictor, open_encoder, open_model, predictor_for
@@ -44,7 +45,7 @@ class _ModelMetrics:
         raise NotImplementedError
 
     @classmethod
-    def evaluate(cls, predictor: Any, data: DataSet, source: Source) -> Any:
+    def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> Any:
         """Return the `evaluation` of a split."""
         raise NotImplementedError
 
@@ -85,9 +86,9 @@ class ClassificationMetrics(_ModelMetrics):
         return data
 
     @classmethod
-    def evaluate(cls, predictor: Any, data: DataSet, source: Source) -> Evaluation:
+    def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> Evaluation:
         fitted_here = _calibrated_on(predictor.model, data, source)
-        found = classify_source(predictor, source, data.classes, keep_logits=fitted_here)
+        found = classify_source(predictor, source, data.classes, keep_logits=fitted_here, progress=progress)
         return found.calibrate()[1] if fitted_here else found
 
 
@@ -108,8 +109,8 @@ class SegmentationMetrics(_ModelMetrics):
         return data
 
     @classmethod
-    def evaluate(cls, predictor: Any, data: DataSet, source: Source) -> SegmentEvaluation:
-        return segment_source(predictor, source, data.mask_classes)
+    def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> SegmentEvaluation:
+        return segment_source(predictor, source, data.mask_classes, progress=progress)
 
 
 METRICS: tuple[type[ClassificationMetrics | SegmentationMetrics], ...] = (ClassificationMetrics, SegmentationMetrics)
@@ -137,6 +138,7 @@ def evaluate(
     neighbours: Sequence[int] = (20,),
     shots: Sequence[int] = (),
     ignore: Sequence[str] = (),
+    progress: Report = silent,
 ) -> Metrics:
     """Evaluate a classifier (accuracy, calibration), a segmenter (mean IoU), or frozen features with a probe.
 
@@ -157,6 +159,7 @@ def evaluate(
     shots: Numbers of images per class for few-shot probes; the first is reported. By default 5, 10 and 25, except
         those that exceed the smallest class.
     ignore: Classes to exclude from the metrics of a segmenter.
+    progress: Callback that receives the current stage and the numbers of finished and of all items.
 
     >>> import vitreous
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides={"depth": 1, "patch_size": 4})
@@ -175,7 +178,7 @@ def evaluate(
         return probe_encoder(
             predictor, found.train, name, source, probe,
             features=features, cache=None if cache is None else Path(cache),
-            neighbours=neighbours, shots=shots, seed=seed,
+            neighbours=neighbours, shots=shots, seed=seed, progress=progress,
         )  # fmt: skip
     model = open_model(model, image_size)
     kind = next((kind for kind in METRICS if kind.task == model.config.task), None)
@@ -185,7 +188,7 @@ def evaluate(
     found = kind.open_data(model.config, spec, ignore, **opening)
     name, source = choose_split(found, split)
     started = time.perf_counter()
-    evaluation: Any = kind.evaluate(runner, found, source)
+    evaluation: Any = kind.evaluate(runner, found, source, progress)
     common = about(model, found, name, len(source), started, val_fraction, seed)
     return kind(**evaluation.metrics(), evaluation=evaluation, **common)
 

@@ -22,12 +22,13 @@ from torch import Tensor
 import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail
-from vitreous.common.codec import to_dict
+from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.sources.base import FileSource, Source, SpanSource, Subset
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import FeatureKind, Predictor
 from vitreous.model.protocol import Model
+from vitreous.weights.native import weights_digest
 
 BUDGET = 512 << 20  # maximum size in bytes of a probe's temporary tensors, in addition to features and weights
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}
@@ -48,14 +49,17 @@ class FeatureSet:
         return FeatureSet(self.features[indices], self.labels[indices])
 
 
-def extract(predictor: Predictor, source: Source, kind: FeatureKind = "pooled") -> FeatureSet:
+def extract(
+    predictor: Predictor, source: Source, kind: FeatureKind = "pooled", progress: Report = silent
+) -> FeatureSet:
     """Compute the features of all images. A million vectors of width 768 take 3 GB, or half of that in bfloat16."""
     # float16 has more precision than bfloat16, but less range, which is checked below.
     stored = torch.float32 if predictor.dtype == torch.float32 else torch.float16
     width = predictor.width * (2 if kind == "class+mean" else 1)
     labels, problems = torch.from_numpy(source.labels.copy()), []
     features = torch.full((len(source), width), torch.nan, dtype=stored)
-    for row, result in enumerate(predictor.stream_embeddings(source, kind)):
+    vectors = predictor.stream_embeddings(source, kind)
+    for row, result in enumerate(tracked(vectors, "extracting features", len(source), progress)):
         if result.vector is not None:
             features[row] = result.vector
         elif result.error != NOT_A_NUMBER:
@@ -64,7 +68,7 @@ def extract(predictor: Predictor, source: Source, kind: FeatureKind = "pooled") 
     if problems:
         features, labels = features[labels >= 0], labels[labels >= 0]
     if not len(features):
-        raise ValueError(f"nothing to probe: none of the {len(source)} images could be read")
+        raise ValueError(f"none of the {len(source)} images could be read")
     broken = sum(int((~features[rows].isfinite().all(dim=1)).sum()) for rows in slices(len(features), 4096))
     if broken:
         hint = ", or do not fit in float16; try --precision fp32" if stored == torch.float16 else ""
@@ -107,7 +111,11 @@ def slices(count: int, rows: int) -> Iterator[slice]:
 
 
 def cached_features(
-    folder: Path | None, predictor: Predictor, source: Source, kind: FeatureKind = "pooled"
+    folder: Path | None,
+    predictor: Predictor,
+    source: Source,
+    kind: FeatureKind = "pooled",
+    progress: Report = silent,
 ) -> tuple[FeatureSet, bool]:
     """Read features from a cache folder, or extract and store them. Also return True if they were cached."""
     file = None
@@ -119,7 +127,7 @@ def cached_features(
         file = folder / f"features-{digest(predictor.model, source, **how)}.safetensors"
         if (found := read_features(file)) is not None:
             return found, True
-    features = extract(predictor, source, kind)
+    features = extract(predictor, source, kind, progress)
     if file is not None:
         write_features(features, file)
     return features, False
@@ -156,10 +164,8 @@ def read_features(file: Path) -> FeatureSet | None:
 
 def digest(model: Model, source: Source, **how: object) -> str:
     """Return a hash, in 32 hexadecimal digits, of everything that the features depend on."""
-    total = hashlib.sha256(json.dumps([vitreous.__version__, to_dict(model.config), how], sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    weights = weights_digest(model.config, model.state_dict())
+    total = hashlib.sha256(json.dumps([vitreous.__version__, weights, how], sort_keys=True).encode())
     for stamp in _stamps(source):
         total.update(len(stamp).to_bytes(8, "little") + stamp)
     return total.hexdigest()[:32]

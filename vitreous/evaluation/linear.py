@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import plural
 from vitreous.data.open import stratified
@@ -156,6 +157,7 @@ def linear_probe(
     seed: int = 0,
     sweep: Sequence[Sgd] = SWEEP,
     device: torch.device = CPU,
+    progress: Report = silent,
 ) -> list[LinearResult]:
     """Return the results of both methods on `test`, sorted by accuracy on held-out images."""
     fit, held = hold_out(train, num_classes, seed)
@@ -166,10 +168,13 @@ def linear_probe(
     by_ridge = LinearResult("ridge", accuracies[penalty], *chosen.accuracy(test), {"penalty": penalty})
 
     together = max(1, features.BUDGET // (16 * BATCH_SIZE[1] * num_classes))
-    groups = [train_sgd(fit, num_classes, sweep[some], seed, device=device) for some in slices(len(sweep), together)]
+    groups = [
+        train_sgd(fit, num_classes, sweep[some], seed, device=device, progress=progress)
+        for some in slices(len(sweep), together)
+    ]
     found = [classifier.accuracy(held).top1 for group in groups for classifier in group]
     best = found.index(max(found))  # in ties, the first
-    [chosen] = train_sgd(train, num_classes, sweep[best : best + 1], seed, device=device)
+    [chosen] = train_sgd(train, num_classes, sweep[best : best + 1], seed, device=device, progress=progress)
     by_sgd = LinearResult("sgd", found[best], *chosen.accuracy(test), asdict(sweep[best]))
     return sorted([by_ridge, by_sgd], key=lambda result: -result.held_out)
 
@@ -192,6 +197,7 @@ def train_sgd(
     seed: int = 0,
     steps: int | None = None,
     device: torch.device = CPU,
+    progress: Report = silent,
 ) -> list[Linear]:
     """Train one classifier per setting; all of them start from zero and see the same batches."""
     (n, d), count = train.features.shape, len(sweep)
@@ -203,7 +209,8 @@ def train_sgd(
     # The classifiers are stacked to compute the logits of all of them at once.
     weight, bias = torch.zeros(d, count, num_classes, device=device), torch.zeros(count, num_classes, device=device)
     speed, bias_speed = torch.zeros_like(weight), torch.zeros_like(bias)
-    for step, indices in enumerate(_batches(n, batch_size, steps, seed)):
+    stage = f"training {plural(count, 'linear classifier')}"
+    for step, indices in enumerate(tracked(_batches(n, batch_size, steps, seed), stage, steps, progress)):
         inputs, labels = scaling(train.features[indices]).float(), train.labels[indices].to(device)
         error = (torch.tensordot(inputs, weight, dims=1) + bias).softmax(dim=-1)
         error[torch.arange(len(labels), device=device), :, labels] -= 1  # gradient with respect to the logits

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.common.checks import check_choice, check_whole, fail
+from vitreous.common.progress import Report, silent
 from vitreous.data.sources.base import Source
 from vitreous.evaluation import features
 from vitreous.evaluation.features import FeatureSet, cached_features, count_hits, slices
@@ -174,11 +175,12 @@ def probe_encoder(
     neighbours: Sequence[int] = (20,),
     shots: Sequence[int] = (),
     seed: int = 0,
+    progress: Report = silent,
 ) -> ProbeMetrics:
     """Train a probe on features of `train` and evaluate it on `test`, the images of `split`."""
     started, classes = time.perf_counter(), train.classes
     (known, known_cached), (unknown, unknown_cached) = (
-        cached_features(cache, predictor, source, features) for source in (train, test)
+        cached_features(cache, predictor, source, features, progress) for source in (train, test)
     )
     seconds = time.perf_counter() - started
     skipped = ""
@@ -186,7 +188,7 @@ def probe_encoder(
         shots, skipped = fitting_shots(known, classes)
     return ProbeMetrics(
         probe=probe,
-        results=run_probe(probe, known, unknown, classes, seed, neighbours, shots, predictor.device),
+        results=run_probe(probe, known, unknown, classes, seed, neighbours, shots, predictor.device, progress),
         split=split,
         count=len(unknown),
         train_count=len(known),
@@ -209,6 +211,7 @@ def run_probe(
     neighbours: Sequence[int],
     shots: Sequence[int],
     device: torch.device,
+    progress: Report = silent,
 ) -> Sequence[Result]:
     """Run a probe on features. The first result is the one to report."""
     if device.type == "mps":
@@ -216,7 +219,7 @@ def run_probe(
     if probe == "knn":
         return knn(train, test, len(classes), neighbours, device=device)
     if probe == "linear":
-        return linear_probe(train, test, len(classes), seed=seed, device=device)
+        return linear_probe(train, test, len(classes), seed=seed, device=device, progress=progress)
     return fewshot(train, test, classes, shots, seeds=range(seed, seed + DRAWS), device=device)
 
 

@@ -73,7 +73,7 @@ def canvas_of(image: StoredImage, config: ViTConfig) -> Canvas:
     if longest < SHORTEST:
         scale = -(-SHORTEST // longest) if blocky else SHORTEST / longest
     shown = (max(round(height * scale), 1), max(round(width * scale), 1))
-    decoded = decode(image, config.channels, at_least=shown)
+    decoded = decode(image, config.channels, shown, config.preprocessing.value_range)
     if config.channels == 1:
         decoded = decoded.expand(3, -1, -1)
     mode = {"mode": "nearest-exact"} if blocky else {"mode": "bicubic", "antialias": True}

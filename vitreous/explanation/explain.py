@@ -150,7 +150,7 @@ def _open_image(model: ViT, image: Input, drawn: bool) -> tuple[CapturedForward,
     if config.channels not in (1, 3):
         raise ValueError(f"the model takes {config.channels} input channels, but images have 1 (grey) or 3 (RGB)")
     try:
-        data: StoredImage = encoded(image)
+        data: StoredImage = encoded(image, config.preprocessing.value_range)
         pixels = fit(data, config.image_size, config.preprocessing, config.channels)
         canvas = canvas_of(data, config) if drawn else None
     except UnreadableImage as error:

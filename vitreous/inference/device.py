@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -66,6 +67,7 @@ def placed(model: M, device: torch.device, dtype: torch.dtype) -> M:
 # Models that need more memory than is available are rejected before they run.
 
 SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # below this, skip the estimate, which takes a second or two
+MEMINFO = "/proc/meminfo"
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroup v2 and v1
 
 
@@ -106,6 +108,18 @@ def total_memory(device: torch.device) -> int:
     if hasattr(os, "sysconf"):  # not on Windows
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits, default=sys.maxsize)
+
+
+def free_memory(device: str) -> int:
+    """Return the memory, in bytes, that is available to this process on the device."""
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if found := re.search(r"^MemAvailable: *(\d+) kB$", _content(Path(MEMINFO)), re.MULTILINE):
+        free = int(found[1]) << 10  # unlike the free pages, this includes caches
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(free, total_memory(torch.device("cpu"))) // processes
 
 
 def _content(file: Path) -> str:

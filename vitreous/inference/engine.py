@@ -29,7 +29,7 @@ from vitreous.common.checks import check_choice, check_whole
 from vitreous.common.text import clean, json_text
 from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
-from vitreous.data.image.decoding import pixels_of, upright
+from vitreous.data.image.decoding import ValueRange, pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
 from vitreous.inference.device import check_memory, choose_device, choose_dtype, placed
 from vitreous.model.base_config import Task
@@ -215,7 +215,7 @@ class Engine(ABC):
 
     def _read(self, image: Input) -> Tensor | str:
         try:
-            return self.decode(encoded(image))
+            return self.decode(encoded(image, self.config.preprocessing.value_range))
         except OSError as error:
             return error.strerror or str(error)
         except (ValueError, MemoryError) as error:
@@ -309,22 +309,22 @@ def name_of(image: Input, index: int) -> str:
     return str(getattr(image, "filename", "")) or f"image {index}"
 
 
-def encoded(image: Input) -> StoredImage:
-    """Return the encoded bytes or the pixels of an image."""
+def encoded(image: Input, value_range: ValueRange | None = None) -> StoredImage:
+    """Return the encoded bytes or the pixels of an image. `value_range` is that of `Preprocessing`."""
     if isinstance(image, SourceImage):
         return image.source.image(image.index)
     if isinstance(image, str | os.PathLike):
         return read_regular(image)
     if isinstance(image, Image.Image):
         with _PILLOW:  # Pillow decodes lazily, and the same image can be in the input twice
-            return _pixels(image)
+            return _pixels(image, value_range)
     return image
 
 
-def _pixels(image: Image.Image) -> np.ndarray:
+def _pixels(image: Image.Image, value_range: ValueRange | None) -> np.ndarray:
     """Return the pixels of a Pillow image, rotated according to its EXIF orientation."""
     try:
-        pixels = pixels_of(image)
+        pixels = pixels_of(image, value_range)
         orientation = 1 if image.format == "TIFF" else image.getexif().get(0x0112, 1)  # Pillow rotates TIFF itself
     except Exception as error:  # Pillow raises many kinds of exceptions
         raise UnreadableImage(f"cannot be decoded: {' '.join(str(error).split()) or type(error).__name__}") from error

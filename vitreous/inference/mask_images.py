@@ -3,17 +3,20 @@
 h, w: height and width.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from vitreous.common.checks import check_real, fail
+from vitreous.common.fonts import font_for
+from vitreous.common.text import single_spaced
 from vitreous.model.options import IGNORED
-from vitreous.report.plots import write_png
+from vitreous.report.plots import distinct, write_png
 
 
 def background_of(classes: Sequence[str]) -> int | None:
@@ -22,14 +25,10 @@ def background_of(classes: Sequence[str]) -> int | None:
 
 
 def palette(background: int | None = None) -> UInt8[np.ndarray, "256 3"]:
-    """Return the Pascal VOC palette, with black for the background and white for ignored pixels."""
-    ids = np.arange(256)
-    numbers = ids + 1 if background is None else np.where(ids < background, ids + 1, ids)
-    colours = np.zeros((256, 3), np.uint8)
-    for bit in range(9):  # low bits of a class index set high bits of red, green and blue in turn
-        colours[:, bit % 3] |= (numbers >> bit & 1).astype(np.uint8) << (7 - bit // 3)
+    """Return a distinct colour for each class, with black for the background and white for ignored pixels."""
+    colours = distinct().copy()
     if background is not None:
-        colours[background] = 0
+        colours = np.insert(colours, background, 0, axis=0)[:256]
     colours[IGNORED] = 255
     return colours
 
@@ -77,3 +76,38 @@ def overlay(
     colours = palette(background)[ids].astype(np.float32)
     bare = (ids == IGNORED) | (ids == (IGNORED if background is None else background))
     return np.rint(image + np.where(bare, 0, alpha)[..., None] * (colours - image)).astype(np.uint8)
+
+
+# ---- Legend ----------------------------------------------------------------------------------------------------------
+
+LINE, SWATCH, GAP = 18, 12, 6  # pixels
+LEGEND_WIDTH = 500  # the legends of wider images are enlarged
+
+
+def with_legend(image: Image.Image, entries: Sequence[tuple[str, Sequence[int]]]) -> Image.Image:
+    """Add rows of colour swatches and class names below an image, which is padded if it is narrower than a name."""
+    if not entries:
+        return image
+    scale = max(round(image.width / LEGEND_WIDTH), 1)
+    items, x, y = [], 0, 0
+    for index, (name, colour) in enumerate(entries):
+        text = single_spaced(name, 40)
+        if (font := font_for(text)) is None:
+            text, font = f"class {index}", ImageFont.load_default()
+        width = SWATCH + 3 * GAP + math.ceil(font.getlength(text))
+        if x and x + width > image.width // scale:
+            x, y = 0, y + LINE
+        items.append((x, y, text, font, tuple(colour)))
+        x += width
+    room = max(x + SWATCH + 3 * GAP + math.ceil(font.getlength(text)) for x, _, text, font, _ in items)
+    legend = Image.new("RGB", (room, y + LINE + GAP), "white")
+    draw = ImageDraw.Draw(legend)
+    for x, y, text, font, fill in items:
+        top = y + (LINE - SWATCH + GAP) // 2
+        draw.rectangle((x + GAP, top, x + GAP + SWATCH, top + SWATCH), fill, outline="grey")
+        draw.text((x + 2 * GAP + SWATCH, top - 1), text, "black", font)
+    legend = legend.resize((legend.width * scale, legend.height * scale), Image.Resampling.BICUBIC)
+    whole = Image.new("RGB", (max(image.width, legend.width), image.height + legend.height), "white")
+    whole.paste(image, (0, 0))
+    whole.paste(legend, (0, image.height))
+    return whole

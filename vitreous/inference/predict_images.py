@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vitreous.common.checks import BadValue, path_suggestion
 from vitreous.common.text import plural
-from vitreous.data.sources.base import EXTENSIONS, is_image_file, split_name
-from vitreous.data.sources.folders import MASKS, has_masks
+from vitreous.data.masks.layouts import mask_files
+from vitreous.data.sources.base import is_image_file, readable_extensions
 from vitreous.inference.engine import Embedding, Engine, Images, Precision, Prediction
 from vitreous.inference.predictor import Predictor, Segmentation, predictor_for
 from vitreous.model.protocol import Model
@@ -163,7 +163,8 @@ def expand(arguments: Sequence[str]) -> list[Path]:
     if not arguments:
         raise BadValue("no images given: pass files, folders, globs, or - to read paths from standard input")
     if not found:
-        words, extensions = ", ".join(map(repr, arguments)), ", ".join(f".{name}" for name in sorted(EXTENSIONS))
+        words = ", ".join(map(repr, arguments))
+        extensions = ", ".join(f".{name}" for name in sorted(readable_extensions()))
         raise ValueError(f"no images found in {words}; supported extensions are {extensions}")
     return list(found.values())
 
@@ -192,18 +193,11 @@ def _expand_one(argument: str, literal: bool) -> Iterable[Path]:
 def _without_masks(folder: Path) -> list[Path]:
     """Return the images in a folder, without the masks if it is a segmentation data set."""
     found = _below(folder)
-    if not has_masks(folder):
-        return found
-    masks = set()  # in `masks/` or, for example, `train/masks/`
-    for path in found:
-        first, *rest = path.relative_to(folder).parts
-        inside = rest if split_name(first) else [first, *rest]
-        if len(inside) > 1 and inside[0].lower() in MASKS:
-            masks.add(path)
+    masks = {folder / path for path in mask_files(folder)}
     images = [path for path in found if path not in masks]
-    if not {path.stem for path in masks} & {path.stem for path in images}:  # these are not masks of the images
+    if len(images) == len(found):
         return found
-    message = f"{plural(len(masks), 'mask')} skipped in segmentation data set {folder}"
+    message = f"{plural(len(found) - len(images), 'mask')} skipped in segmentation data set {folder}"
     warnings.warn(MasksSkipped(message), stacklevel=2)
     return images
 

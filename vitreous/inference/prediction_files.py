@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail, suggestion
 from vitreous.common.text import clean, json_text
 from vitreous.inference.engine import Embedding, Prediction
-from vitreous.inference.mask_images import overlay, write_mask
+from vitreous.inference.mask_images import overlay, palette, with_legend, write_mask
 from vitreous.inference.predictor import Segmentation, SegmentPredictor
 from vitreous.report.plots import is_written_here, write_png
 
@@ -177,4 +178,11 @@ class MaskFolder:
             file.parent.mkdir(parents=True, exist_ok=True)
         write_mask(result.mask, mask, self.predictor.background, self.predictor.config.ids)
         pixels = result.pixels.repeat(3, axis=2) if result.pixels.shape[2] == 1 else result.pixels
-        write_png(Image.fromarray(overlay(pixels, result.mask, background=self.predictor.background)), laid_over)
+        shown = Image.fromarray(overlay(pixels, result.mask, background=self.predictor.background))
+        write_png(with_legend(shown, self._legend(result.mask)), laid_over)
+
+    def _legend(self, mask: np.ndarray) -> list[tuple[str, list[int]]]:
+        """Return the name and colour of each class in the mask, without the background, which is not tinted."""
+        background, labels = self.predictor.background, self.predictor.labels
+        present = [index for index in np.unique(mask).tolist() if index < len(labels) and index != background]
+        return [(labels[index], palette(background)[index].tolist()) for index in present]

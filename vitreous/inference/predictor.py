@@ -341,7 +341,7 @@ class SegmentPredictor(Engine):
         return self.run(images, self._segment, Segmentation)
 
     def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
-        return decode(image, self.config.channels)
+        return decode(image, self.config.channels, value_range=self.config.preprocessing.value_range)
 
     def _segment(self, pixels: UInt8[Tensor, "b c h w"]) -> list[Any]:
         size = (pixels.shape[2], pixels.shape[3])

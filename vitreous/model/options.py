@@ -294,6 +294,14 @@ IGNORED = 255
 Geometry = Literal["torchvision", "timm", "huggingface"]
 
 
+def check_value_range(field: str, value: tuple[float, float]) -> None:
+    numbers = value if isinstance(value, tuple | list) else ()
+    for number in numbers:
+        check_real(field, number, -(2**32), 2**32)
+    if len(numbers) != 2 or numbers[0] >= numbers[1]:
+        fail(field, value, "two numbers, the first of which is smaller, such as 0 4095")
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """Image preprocessing: resize, crop, scale to [0, 1], subtract `mean`, divide by `std`.
@@ -303,6 +311,8 @@ class Preprocessing:
         DeiT). "pad" resizes the longer side to size / crop_fraction and fills the rest with `mean` (timm's "border").
     geometry: Library whose rounding is used. Config files without this field use "torchvision".
     mean, std: One number for all channels, or one per channel.
+    value_range: Values of images with more than 8 bits that become black and white, e.g. (0, 4095) for 12-bit data in
+        16-bit files. None uses the range of the format.
     """
 
     mean: tuple[float, ...] = (0.5,)
@@ -311,6 +321,7 @@ class Preprocessing:
     crop_fraction: float = 0.875
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     geometry: Geometry = "torchvision"
+    value_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         check_numbers("preprocessing.mean", self.mean)
@@ -321,6 +332,8 @@ class Preprocessing:
         check_real("preprocessing.crop_fraction", self.crop_fraction, 0.01, 1)
         check_choice("preprocessing.interpolation", self.interpolation, ("bilinear", "bicubic"))
         check_choice("preprocessing.geometry", self.geometry, get_args(Geometry))
+        if self.value_range is not None:
+            check_value_range("preprocessing.value_range", self.value_range)
 
     def check_channels(self, channels: int) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):

@@ -188,6 +188,16 @@ def bar(fraction: float) -> Html:
     return tag("span", tag("i", style=f"width: {fraction:.1%}"), class_="bar")
 
 
+def swatch(colour: str) -> Html:
+    """Draw a square in a colour such as `#ff0000`."""
+    return tag("i", class_="swatch", style=f"background: {colour}")
+
+
+def legend(colours: Mapping[str, str]) -> Html:
+    """List names with their colours."""
+    return tag("ul", *(tag("li", swatch(colour), name(text)) for text, colour in colours.items()), class_="legend")
+
+
 def embedded(content: bytes, format: str) -> str:
     return f"data:image/{format};base64,{base64.b64encode(content).decode()}"
 
@@ -305,8 +315,8 @@ def samples_section(
 
 
 def figures_section(figures: Sequence[tuple[str, Path]]) -> Section:
-    """Return a section with captioned image files."""
-    return Section("More figures", [plot(path, caption, caption) for caption, path in figures])
+    """Return a section with captioned sheets of images."""
+    return Section("More figures", [plot(path, caption, caption, kind="sheet") for caption, path in figures])
 
 
 def class_caption(text: str, classes: Sequence[str]) -> str:

@@ -72,6 +72,43 @@ def from_oklab(lab: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055))
 
 
+def to_oklab(rgb: np.ndarray) -> np.ndarray:
+    """Convert sRGB from 0 to 1 to Oklab (L, a, b), in which distances are close to perceived differences."""
+    to_lms = np.array(
+        [
+            [0.4122214708, 0.5363325363, 0.0514459929],
+            [0.2119034982, 0.6806995451, 0.1073969566],
+            [0.0883024619, 0.2817188376, 0.6299787005],
+        ]
+    )
+    to_lab = np.array(
+        [
+            [0.2104542553, 0.7936177850, -0.0040720468],
+            [1.9779984951, -2.4285922050, 0.4505937099],
+            [0.0259040371, 0.7827717662, -0.8086757660],
+        ]
+    )
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return np.asarray(np.cbrt(linear @ to_lms.T) @ to_lab.T)
+
+
+@cache
+def distinct() -> UInt8[np.ndarray, "256 3"]:
+    """Colours for classes: each is as different as possible from those before it, and from black, white and grey."""
+    levels = np.linspace(0, 255, 9).round()
+    candidates = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
+    lab = to_oklab(candidates / 255)
+    bright = (lab[:, 0] > 0.42) & (lab[:, 0] < 0.95)  # neither dark nor pale, to be visible on any image
+    candidates, lab = candidates[bright], lab[bright]
+    used = to_oklab(np.array([[0.0] * 3, [0.5] * 3, [1.0] * 3]))
+    distance = np.linalg.norm(lab[:, None] - used, axis=-1).min(axis=1)
+    chosen: list[int] = []
+    while len(chosen) < 256:
+        chosen.append(int(distance.argmax()))
+        distance = np.minimum(distance, np.linalg.norm(lab - lab[chosen[-1]], axis=-1))
+    return candidates[chosen].astype(np.uint8)
+
+
 def paint(values: np.ndarray, table: np.ndarray) -> UInt8[np.ndarray, "*shape 3"]:
     """Map numbers from 0 to 1 to colours."""
     index = np.nan_to_num(np.clip(values, 0, 1) * 255).round().astype(int)
@@ -243,15 +280,15 @@ def _panel(
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the evaluation with the best accuracy or mIoU (ties: lowest loss), or the lowest loss without either."""
+    """Return the evaluation with the best accuracy or mIoU (ties: lowest loss, then latest), or the lowest loss."""
 
     def loss(row: Mapping[str, Any]) -> float:
         return row["val_loss"] if is_number(row.get("val_loss")) else math.inf
 
     for key in ("val_top1", "val_miou"):
         if rows := [row for row in history if is_number(row.get(key))]:
-            return max(rows, key=lambda row: (row[key], -loss(row)))
-    return min((row for row in history if is_number(row.get("val_loss"))), key=loss, default=None)
+            return max(reversed(rows), key=lambda row: (row[key], -loss(row)))
+    return min((row for row in reversed(history) if is_number(row.get("val_loss"))), key=loss, default=None)
 
 
 def _axis(history: Sequence[Mapping[str, Any]]) -> str:

@@ -80,6 +80,16 @@ class Finished:
         return f"evaluated on the {self.split} split{chosen}"
 
 
+@dataclass(frozen=True)
+class FineTuning:
+    """Defaults for fine-tuning a checkpoint. docs/measured.md has the comparisons that they come from."""
+
+    side: int = 224  # image size, if that of the checkpoint is larger
+    batch_size: int = 64
+    layer_decay: float = 0.75  # this and the learning rate for `batch_size` apply if all weights are trained
+    lr: float = 2.8e-4
+
+
 class Task(ABC):
     """Base class of tasks. Class methods prepare a run; instances train. The defaults are for labelled images."""
 
@@ -90,6 +100,12 @@ class Task(ABC):
     calibrates: ClassVar[bool] = False  # True if `calibrate` can calibrate the best checkpoint
     labelled: ClassVar[bool] = True  # False if the task needs no labels
     masks: ClassVar[bool] = False  # True if batches contain masks
+    cpu_batch: ClassVar[int] = (
+        64  # default batch size, and minimum and maximum steps, on a CPU, where a small model takes
+    )
+    cpu_steps: ClassVar[tuple[int, int]] = (300, 1_500)  # about a third of a second per step
+    lora: ClassVar[bool] = False  # True if LoRA is the default for fine-tuning on few images
+    fine_tuning: ClassVar[FineTuning] = FineTuning()
     options: ClassVar[frozenset[str]] = TASK_OPTIONS  # the TASK_OPTIONS that this task uses
     next_steps: ClassVar[tuple[str, ...]] = (  # format strings of suggested commands (see training/run.py)
         "vitreous eval {best} --data {labelled} --probe knn",
@@ -124,13 +140,17 @@ class Task(ABC):
         return data.classes if cls.labelled else ()
 
     @classmethod
-    def choose_model(cls, config: TrainConfig, count: int, side: int) -> list[Choice]:
+    def choose_model(cls, config: TrainConfig, count: int, side: int, device: str) -> list[Choice]:
         """Choose a preset for `count` images whose shorter side is about `side` pixels."""
-        size = f"images of about {side} pixels"
-        name, reason = ("ViT-Ti/16" if count < 50_000 else "ViT-S/16"), f"for {count} {size}"
-        choices = [Choice("model", "ViT-Lite-7/4", f"for {size}") if side <= SMALL else Choice("model", name, reason)]
+        reason = f"for {count} images of about {side} pixels on {device}"
+        if side <= SMALL:
+            name = "ViT-S/4" if count >= 20_000 and device == "cuda" else "ViT-Lite-7/4"
+        else:
+            name = "ViT-Ti/16" if count < 50_000 else "ViT-S/16"
+        choices = [Choice("model", name, reason)]
         if not config.overrides and count < 100_000:
-            reason = "better for few images, but not supported by other checkpoint formats"
+            model = choices[0].value
+            reason = f"better for few images, but cannot be converted to other libraries; --model {model} avoids this"
             choices.append(Choice("overrides", FEW_IMAGES, reason))
         return choices
 

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source, pick
@@ -287,14 +288,15 @@ def calibration_images(source: Source, num_classes: int) -> Source:
     return source if every <= 1 else pick(source, np.arange(0, len(source), every))
 
 
-def fit_familiarity(predictor: Predictor, train: Source, val: Source) -> tuple[Familiarity, Float[Tensor, "n"]]:
+def fit_familiarity(
+    predictor: Predictor, train: Source, val: Source, progress: Report = silent
+) -> tuple[Familiarity, Float[Tensor, "n"]]:
     """Fit the familiarity to features of training images. Also return the scores of validation images."""
     parts, most = [], max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
     for source in (train, val):
         some = pick(source, np.arange(0, len(source), -(-len(source) // most)))
-        found = [
-            (row, one.vector) for row, one in enumerate(predictor.stream_embeddings(some)) if one.vector is not None
-        ]
+        results = tracked(predictor.stream_embeddings(some), "extracting features", len(some), progress)
+        found = [(row, one.vector) for row, one in enumerate(results) if one.vector is not None]
         rows, vectors = [row for row, _ in found], [vector for _, vector in found]
         if not rows:
             raise ValueError("there are no readable images to calibrate on")
@@ -321,12 +323,14 @@ def classify_source(
     rank: int = 0,
     ranks: int = 1,
     keep_logits: bool = False,
+    progress: Report = silent,
 ) -> Evaluation:
     """Evaluate a predictor on the images of process `rank` of `ranks`. Raise if a prediction is NaN."""
     calibration = predictor.config.calibration
     how: dict[str, Any] = {"temperature": calibration and calibration.temperature, "keep_logits": keep_logits}
     batches = share_of(len(source), predictor.batch_size, rank, ranks)
     results = predictor.stream_logits(SourceImage(source, index) for batch in batches for index in batch)
+    results = tracked(results, "classifying images", sum(map(len, batches)), progress)
     none = torch.zeros(0, dtype=torch.int64)
     parts = [
         Evaluation.of(torch.zeros(0, len(classes)), none, classes, none, **how)

@@ -3,6 +3,7 @@
 b: batch; c: channels; h, w: height and width.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,11 +51,12 @@ from vitreous.tasks.classification_metrics import (
     classify_source,
     fit_familiarity,
 )
-from vitreous.tasks.config import Distillation, TrainConfig
+from vitreous.tasks.config import Augment, Distillation, TrainConfig
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
 
 MISTAKES = 24
+MOST_CACHED = 500_000  # images whose features are kept to train only the head; 1.5 GB for a width of 768
 FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # longer tables are sorted, folded, truncated
 
 
@@ -62,7 +64,7 @@ class Classify(Task):
     """Classification with label smoothing, mixup, CutMix and distillation."""
 
     metric = train_metric = "top1"
-    complete_checkpoint = calibrates = True
+    complete_checkpoint = calibrates = lora = True
     options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(Distillation())})
     next_steps = (
         "vitreous predict {best} {image}",
@@ -82,6 +84,8 @@ class Classify(Task):
     @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         crop = padded_if(side <= SMALL)
+        if config.train_only == "head" and count <= MOST_CACHED and not _augmented(config):
+            return Augmentation(crop="none"), "flips, so that the frozen encoder sees each image only once or twice"
         if config.init is not None or count < 5_000:
             light = Augmentation(crop=crop, crop_scale=(0.35, 1.0), policy="trivial")
             return light, "TrivialAugment, " + ("for fine-tuning" if config.init is not None else f"for {count} images")
@@ -184,6 +188,11 @@ class Classify(Task):
             Mistake(image, source.name(one.index), classes[one.true], classes[one.predicted], one.probability)
             for image, one in zip(images, wrong, strict=True)
         ]
+
+
+def _augmented(config: TrainConfig) -> bool:
+    """True if augmentation other than flips, or distillation, is requested."""
+    return dataclasses.replace(config.augment, flip=None) != Augment() or config.distillation.teacher is not None
 
 
 class TwoHeads(nn.Module):

@@ -25,6 +25,7 @@ from vitreous.common.checks import (
 from vitreous.common.codec import decode
 from vitreous.data.augment.config import Augmentation
 from vitreous.model.config import ViTConfig
+from vitreous.model.options import check_value_range
 
 C = TypeVar("C")
 
@@ -33,7 +34,7 @@ def _convert(config: Any, **kinds: type[str] | type[Path]) -> None:
     """Convert path fields of a frozen config, which may be given as str or as Path, to one type each."""
     for name, kind in kinds.items():
         if isinstance(value := getattr(config, name), str | os.PathLike):
-            object.__setattr__(config, name, kind(value))
+            object.__setattr__(config, name, kind(os.fspath(value)))
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ INTEGERS = (
 class Optim:
     """Optimizer, learning-rate schedule and weight averaging."""
 
-    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "muon"] | None = None
     """muon uses Muon for the matrices of the blocks and AdamW for all other weights."""
     lr: float | None = None
     """Peak learning rate."""
@@ -181,8 +182,8 @@ class Optim:
     """Duration of the linear cooldown of the rsqrt schedule, as a fraction of the run."""
     final_lr: float = 0.0
     """Final learning rate of the cosine and linear schedules, as a fraction of the peak."""
-    layer_decay: float = 1.0
-    """Layer-wise decay of the learning rate, from the last layer to the first; 0.75 is common for fine-tuning."""
+    layer_decay: float | None = None
+    """Layer-wise decay of the learning rate, from the last layer to the first; 1 disables it."""
     clip: float = 1.0
     """Maximum gradient norm; 0 disables clipping."""
     ema: float | None = None
@@ -198,7 +199,8 @@ class Optim:
             check_real(name, getattr(self, name), 0, 1)
         if self.warmup + self.cooldown > 1 and self.schedule == "rsqrt":
             fail("cooldown", self.cooldown, f"at most 1 - warmup ({1 - self.warmup:g})")
-        check_real("layer_decay", self.layer_decay, 1e-3, 1)
+        if self.layer_decay is not None:
+            check_real("layer_decay", self.layer_decay, 1e-3, 1)
         if self.clip != 0:
             check_positive("clip", self.clip)
         if self.ema is not None:
@@ -214,9 +216,9 @@ class TrainConfig:
     model: str | None = None
     """Model preset, such as ViT-S/16."""
     init: str | Path | None = None
-    """Weights to start from: a checkpoint, a catalog name such as dinov2-s (see `vitreous info --pretrained`),
-    hf-hub:owner/name, or auto for the catalog entry that fits the data and the device. The head is replaced if the
-    classes differ."""
+    """Weights to start from: the path of a checkpoint, a catalog name such as dinov2-s (see `vitreous info
+    --pretrained`), hf-hub:owner/name, or auto for the catalog entry that fits the data and the device. The head is
+    replaced if the classes differ."""
     image_size: tuple[int, ...] = ()
     """Image size: one number, or height and width. Position embeddings of a checkpoint are resampled."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -227,11 +229,14 @@ class TrainConfig:
     """Local copy of a data set that would otherwise be downloaded."""
     val_fraction: float = 0.2
     """Fraction of the training images to hold out if the data has no validation split."""
+    value_range: tuple[float, float] | None = None
+    """Values of 16-bit images that become black and white, such as 0 4095 for 12-bit data; stored in the checkpoint."""
     seed: int = 0
     """Random seed for the split, initial weights, data order, augmentation and dropout."""
 
-    train_only: Literal["all", "head", "lora"] = "all"
-    """all: all weights; head: only the head or decoder (linear probe); lora: the head, and LoRA in all blocks."""
+    train_only: Literal["all", "head", "lora", "lda"] | None = None
+    """all: all weights; head: only the head or decoder (linear probe); lora: the head, and LoRA in all blocks; lda: the
+    head by linear discriminant analysis, in one pass over the images. `vitreous extend` can then add classes."""
     lora_rank: int = 8
     """Rank of the LoRA matrices (with --train-only lora)."""
     smoothing: float = 0.0
@@ -270,14 +275,18 @@ class TrainConfig:
     """auto, cpu, mps, cuda or cuda:N; auto uses a GPU if available."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Compute precision; weights stay in fp32. auto is bf16 on GPUs that support it, otherwise fp32."""
+    keep_images: Literal["gpu", "memory", "no"] | None = None
+    """Keep decoded training images on the GPU or in main memory. By default they are kept where they fit."""
     workers: int | None = None
     """Number of data-loading processes."""
     decode: Literal["auto", "exact", "fast"] = "auto"
-    """JPEG decoding in training: fast decodes at a reduced scale; auto uses fast until the last tenth of the run."""
+    """JPEG decoding in training: fast decodes at a reduced scale; auto uses fast until the last tenth of the run, and
+    exact decoding for images that are kept."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Strategy for multiple processes (torchrun)."""
-    compile: bool = False
-    """Compile the model with torch.compile, which takes about a minute and makes training faster."""
+    compile: bool | Literal["blocks"] | None = None
+    """True: compile the whole model with torch.compile; "blocks": only its transformer blocks, which takes seconds and
+    not a minute. By default the blocks are compiled on a GPU if that makes the run shorter."""
     checkpoint_blocks: bool = False
     """Activation checkpointing: recompute blocks in the backward pass to save memory."""
 
@@ -307,12 +316,14 @@ class TrainConfig:
         if self.model is not None and self.init is not None:
             fail("model", self.model, "omitted with --init, because the checkpoint defines the architecture")
         check_real("val_fraction", self.val_fraction, 0.01, 0.9)
+        if self.value_range is not None:
+            check_value_range("value_range", self.value_range)
         check_whole("seed", self.seed, 0, 2**62)
         check_whole("lora_rank", self.lora_rank, 1, 4096)
         for name in ("smoothing", "stochastic_depth", "dropout", "patch_dropout"):
             if getattr(self, name) is not None:
                 check_fraction(name, getattr(self, name))
-        if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
+        if self.train_only not in (None, "lora") and self.lora_rank != TrainConfig.lora_rank:
             raise BadValue(f"lora_rank is {self.lora_rank}, but it has no effect without --train-only lora")
         if not self.data and not self.resume:
             raise BadValue("data is required: a folder, a file or a data set name (see `vitreous train --help`)")

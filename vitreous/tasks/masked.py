@@ -63,7 +63,7 @@ class Masked(Task):
     def __init__(self, config: TrainConfig, model: Model):
         if not isinstance(model, ViT):
             fail("model", config.model or str(config.init), f"a ViT for --task {config.task}")
-        if config.train_only != "all":
+        if config.train_only not in (None, "all"):
             fail("train_only", config.train_only, f"'all' for --task {config.task}")
         super().__init__(config, model)
         self.augmentation = replace(self.augmentation, mixup=0.0, cutmix=0.0)

@@ -4,7 +4,7 @@ b: batch; c: channels; h, w: height and width.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from vitreous.common.rng import SampleRng
 from vitreous.common.text import plural
 from vitreous.data import Augmentation, Batch, DataSet, Source, open_masked
 from vitreous.data.augment.batch import augment_with_masks
-from vitreous.inference.mask_images import background_of, overlay
+from vitreous.inference.mask_images import background_of, hex_colours, overlay
 from vitreous.inference.predictor import SegmentPredictor
 from vitreous.model import Model, ModelConfig, Segmenter, SegmenterConfig, ViT, ViTConfig
 from vitreous.model.build import build_segmenter
@@ -33,14 +33,16 @@ from vitreous.report.html import (
     bar,
     figures_section,
     inner,
+    legend,
     name,
     percent,
     samples_section,
+    swatch,
     table,
     tag,
 )
 from vitreous.tasks import base
-from vitreous.tasks.base import EVALUATION_BATCH, FEW_IMAGES, SAMPLES, Choice, Finished, Task
+from vitreous.tasks.base import EVALUATION_BATCH, FEW_IMAGES, SAMPLES, Choice, FineTuning, Finished, Task
 from vitreous.tasks.config import Segmenting, TrainConfig
 from vitreous.tasks.segmentation_metrics import SegmentEvaluation, segment_batches, segment_source
 from vitreous.weights import Checkpoint, load_folder, provenance_of
@@ -57,6 +59,8 @@ class Segment(Task):
 
     metric, train_metric = "miou", "pixel_accuracy"
     complete_checkpoint = masks = True
+    cpu_batch, cpu_steps = 32, (300, 1_000)
+    fine_tuning = FineTuning(side=336, batch_size=32, layer_decay=0.65, lr=1e-3)
     options = frozenset({*vars(Segmenting()), "mixup", "cutmix"})  # rejected by the mask augmentation
     next_steps = (
         "vitreous predict {best} {image} --out {folder}/predicted",
@@ -79,9 +83,9 @@ class Segment(Task):
         return data.mask_classes
 
     @classmethod
-    def choose_model(cls, config: TrainConfig, count: int, side: int) -> list[Choice]:
+    def choose_model(cls, config: TrainConfig, count: int, side: int, device: str) -> list[Choice]:
         if side > SMALL:
-            return super().choose_model(config, count, side)
+            return super().choose_model(config, count, side, device)
         choices = [Choice("model", "ViT-Lite-6/4", f"for images of about {side} pixels")]
         if not config.overrides:
             choices.append(Choice("overrides", FEW_PIXELS, "a narrow model with 8-pixel patches learns fastest"))
@@ -99,7 +103,7 @@ class Segment(Task):
             known = checkpoint.labels == data.mask_classes
             reason = "from the checkpoint" if known else "as in the checkpoint; untrained because the classes differ"
             return [Choice("decoder", checkpoint.decoder, reason, apply=False)]
-        return []
+        return [Choice("cells", 4, "for outlines finer than a patch")]
 
     @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
@@ -168,15 +172,16 @@ class Segment(Task):
     def report(self, run: Finished) -> TaskReport:
         assert isinstance(run.results, SegmentEvaluation)
         metrics, classes, evaluation = run.results.metrics(), run.data.mask_classes, run.results
+        colours = class_colours(classes)
         return TaskReport(
             f"mean IoU {metrics['miou']:.4f} on {plural(metrics['count'], 'image')}, pixel accuracy "
             f"{metrics['pixel_accuracy']:.4f}, boundary F {metrics['boundary_f']:.4f}",
             f"Segmentation into {len(classes)} classes, {run.evaluated_on}",
             {key: metrics[key] for key in ("miou", "pixel_accuracy", "boundary_f")},
             [
-                Section("Classes", per_class(evaluation)),
-                samples_section(run.folder, self.samples(run.first_batch), draw=run.draw),
-                figures_section(_figures(run, evaluation) if run.draw else []),
+                Section("Classes", per_class(evaluation, colours)),
+                _with_legend(samples_section(run.folder, self.samples(run.first_batch), draw=run.draw), colours),
+                _with_legend(figures_section(_figures(run, evaluation) if run.draw else []), colours),
             ],
         )
 
@@ -235,7 +240,16 @@ def _with_mask(image: np.ndarray, mask: np.ndarray, background: int | None) -> T
     return torch.from_numpy(overlay(image, mask, 0.6, background)).permute(2, 0, 1)
 
 
-def per_class(evaluation: SegmentEvaluation) -> list[Html]:
+def class_colours(classes: Sequence[str]) -> dict[str, str]:
+    """Return the colour of each class as `#rrggbb`."""
+    return dict(zip(classes, hex_colours(classes), strict=True))
+
+
+def _with_legend(section: Section, colours: Mapping[str, str]) -> Section:
+    return Section(section.title, [*section.content, legend(colours)]) if section.content else section
+
+
+def per_class(evaluation: SegmentEvaluation, colours: Mapping[str, str]) -> list[Html]:
     """Return a table of per-class metrics, sorted by IoU, and a table of the most confused class pairs."""
     text = (
         "IoU: correctly predicted pixels of a class, as a fraction of all pixels that belong to the class or were "
@@ -244,7 +258,7 @@ def per_class(evaluation: SegmentEvaluation) -> list[Html]:
     )
     rows = [
         [
-            name(row.name),
+            inner(swatch(colours[row.name]), name(row.name)),
             f"{row.pixels:,}",
             inner(bar(row.iou or 0), tag("span", percent(row.iou))),
             percent(row.accuracy),

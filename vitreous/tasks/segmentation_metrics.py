@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import Size
+from vitreous.common.progress import Report, silent, tracked
 from vitreous.data.image import UnreadableImage
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
@@ -193,7 +194,12 @@ def segment_batches(
 
 
 def segment_source(
-    predictor: SegmentPredictor, source: Source, classes: Sequence[str], rank: int = 0, ranks: int = 1
+    predictor: SegmentPredictor,
+    source: Source,
+    classes: Sequence[str],
+    rank: int = 0,
+    ranks: int = 1,
+    progress: Report = silent,
 ) -> SegmentEvaluation:
     """Evaluate a predictor, at full size, on the images of process `rank` of `ranks`."""
     mine = [index for batch in share_of(len(source), predictor.batch_size, rank, ranks) for index in batch]
@@ -201,6 +207,7 @@ def segment_source(
         return SegmentEvaluation.unreadable(0, classes, ())
     parts = []
     results = predictor.stream(SourceImage(source, index) for index in mine)
+    results = tracked(results, "segmenting images", len(mine), progress)
     for index, result in zip(mine, results, strict=True):
         problem = result.error
         if problem == NOT_A_NUMBER:  # a problem with the model, not with the image

@@ -2,7 +2,8 @@
 
 setup.py completes the config and builds the model, the optimizer (optim.py) and the data loaders. progress.py displays
 and logs metrics, distributed.py handles multiple processes, and run_folder.py and checkpoint.py save and resume runs.
-The run config and all task-specific code are in `vitreous.tasks`.
+lda_head.py and cached_head.py train only the head, on features that frozen_features.py computes once; extend.py
+implements `vitreous.extend`. The run config and all task-specific code are in `vitreous.tasks`.
 """
 
 from vitreous.tasks.config import Augment, Distillation, Masking, Optim, Segmenting, TrainConfig

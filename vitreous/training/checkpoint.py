@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import time
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ from vitreous.weights.native import CARD, FILES, write_files
 CHECKSUMS, PROGRESS = "checksums.json", "progress.json"
 CONTENTS = (*FILES, PROGRESS, CHECKSUMS, "training/*.safetensors")  # files in a checkpoint
 STEP = re.compile(r"step-\d{8,}")  # copies of earlier checkpoints
+SMALL_BYTES = 1 << 22  # weights of a model whose checkpoints are written in no time
+SAVE_INTERVAL = 50  # minimum time between large checkpoints, relative to the time that one takes
 INSTEAD = "resume from an earlier checkpoint by renaming its step-* folder to last, or start a new run"
 
 
@@ -114,12 +117,43 @@ def save(folder: Path, state: State, progress: Progress, world: World, provenanc
     world.wait()
 
 
-def save_best(folder: Path, state: State, world: World, provenance: Mapping[str, Any]) -> None:
-    """Write the model without training state. All processes must call this."""
-    model, weights = state.export()
-    if world.first:
-        with atomic_folder(folder, ours=FILES) as aside:
-            write_files(model, aside, provenance, folder.parent.name, weights)
+class Saver:
+    """Writes `best/` and `last/` during a run.
+
+    Small checkpoints are written after every evaluation. Large ones can take longer than an epoch, so they are written
+    only so often that they take a fiftieth of the time. Until then, the best weights stay in memory; `best/` is
+    written before `last/`, so a run that is killed in between resumes with an earlier best score, never a later one.
+    """
+
+    def __init__(self, folder: Path, state: State, world: World, keep: int, minutes: float):
+        self.folder, self.state, self.world, self.keep, self.minutes = folder, state, world, keep, minutes
+        self.small = sum(weight.nbytes for weight in state.module.parameters()) <= SMALL_BYTES
+        self.saved, self.took = time.monotonic(), 0.0
+        self.best: tuple[Model, dict[str, Tensor], Mapping[str, Any]] | None = None  # not yet written
+
+    def due(self, evaluated: bool = False) -> bool:
+        """True if a checkpoint should be written now. Processes may disagree."""
+        elapsed = time.monotonic() - self.saved
+        return elapsed >= 60 * self.minutes or (evaluated and (self.small or elapsed >= SAVE_INTERVAL * self.took))
+
+    def keep_best(self, provenance: Mapping[str, Any]) -> None:
+        """Remember the current weights as the best ones. All processes must call this."""
+        self.best = (*self.state.export(), provenance)
+
+    def save(self, progress: Progress) -> None:
+        """Write the best model, if it is new, and the state of the run. All processes must call this."""
+        started = time.monotonic()
+        if self.best is not None and self.world.first:
+            model, weights, provenance = self.best
+            with atomic_folder(self.folder / "best", ours=FILES) as aside:
+                write_files(model, aside, provenance, self.folder.name, weights)
+        self.best = None
+        provenance = {"run": self.folder.name, "step": progress.step}
+        save(self.folder / "last", self.state, progress, self.world, provenance)
+        if self.world.first:
+            keep_copy(self.folder, progress.step, self.keep)
+        self.saved = time.monotonic()
+        self.took = self.saved - started
 
 
 def keep_copy(folder: Path, step: int, count: int) -> None:

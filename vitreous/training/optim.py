@@ -62,10 +62,10 @@ def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optim
     if config.lr is None:
         raise ValueError("lr must be a number, got None")
     named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
-    rates = learning_rates(backbone, config.lr, config.layer_decay)
+    rates = learning_rates(backbone, config.lr, config.layer_decay or 1.0)
     if config.optimizer != "muon":
         groups = _groups(named, config, rates)
-        return Optimizers([_adamw(groups, config) if config.optimizer == "adamw" else _sgd(groups, config)])
+        return Optimizers([_sgd(groups, config) if config.optimizer == "sgd" else _adamw(groups, config)])
     inside = [(name, weight) for name, weight in named if ".blocks." in f".{name}" and weight.ndim == 2]
     outside = [(name, weight) for name, weight in named if not (".blocks." in f".{name}" and weight.ndim == 2)]
     muon = Muon(_groups(inside, config, rates), config.lr, config.momentum)

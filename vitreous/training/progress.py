@@ -7,16 +7,16 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, TextColumn
+from rich.progress import BarColumn, TextColumn, track
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 from torch import Tensor
@@ -28,6 +28,60 @@ from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.report.html import duration, label, roughly, value
 from vitreous.training.distributed import World
+
+T = TypeVar("T")
+
+# ---- Time ------------------------------------------------------------------------------------------------------------
+
+PHASES = ("set-up", "compile", "data", "steps", "evaluation", "checkpoints", "report")
+
+
+class PhaseTimer:
+    """Measures the seconds of each phase of a run, which starts with the set-up. Inner phases interrupt outer ones."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self.clock, self.phase, self.since = clock, PHASES[0], clock()
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        before = self.phase
+        self._switch(phase)
+        try:
+            yield
+        finally:
+            self._switch(before)
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add the seconds of earlier sessions of this run."""
+        for phase in PHASES:
+            self._seconds[phase] += seconds.get(phase, 0.0)
+
+    def seconds(self) -> dict[str, float]:
+        self._switch(self.phase)
+        return dict(self._seconds)
+
+    def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Iterate over batches; the time to get one belongs to the data."""
+        iterator = iter(batches)
+        while True:
+            with self("data"):
+                batch = next(iterator, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _switch(self, phase: str) -> None:
+        now = self.clock()
+        self._seconds[self.phase] += now - self.since
+        self.phase, self.since = phase, now
+
+
+def phase_summary(seconds: Mapping[str, float]) -> str:
+    """Return the phases that took at least a hundredth of the time, e.g. "steps 40 s, evaluation 3.1 s"."""
+    total = sum(seconds.values())
+    return ", ".join(f"{phase} {duration(number)}" for phase, number in seconds.items() if number >= total / 100)
+
 
 # ---- Metrics ---------------------------------------------------------------------------------------------------------
 
@@ -205,7 +259,10 @@ SOON = 1.0  # the estimate is printed anyway if the first epoch ends within this
 
 
 class ProgressDisplay:
-    """Progress display in the terminal. Steps and epochs are counted from 1."""
+    """Progress display in the terminal. Steps and epochs are counted from 1.
+
+    `evaluation` is the expected time of all evaluations as a fraction of that of the steps, used until the first one.
+    """
 
     def __init__(
         self,
@@ -213,12 +270,14 @@ class ProgressDisplay:
         steps_per_epoch: int,
         epochs: float,
         start_step: int = 0,
+        evaluation: float = 0.0,
         quiet: bool = False,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.total_steps, self.steps_per_epoch, self.epochs = total_steps, max(steps_per_epoch, 1), math.ceil(epochs)
         self.start_step = self.done = start_step
+        self.evaluation, self.evaluated = evaluation, False
         self.quiet, self.clock = quiet, clock
         # No escape codes in a pipe, even if the environment forces colours.
         self.console = console or SafeConsole(force_terminal=None if sys.stdout.isatty() else False)
@@ -267,21 +326,30 @@ class ProgressDisplay:
         if self.quiet:
             return
         self.done = max(self.done, min(epoch * self.steps_per_epoch, self.total_steps))
+        self.evaluated |= any(key.startswith("val_") for key in metrics)
         self._estimate()
         evaluated = any(key.startswith("val_") for key in metrics) or self.done == self.total_steps
         if not evaluated and self.clock() - self.printed_epoch < BRIEF:
             return
         self.printed_epoch = self.clock()
-        words = [f"{label(key)} {value(key, number)}" for key, number in metrics.items()]
+        words = [f"{_short(label(key))} {value(key, number)}" for key, number in metrics.items()]
         self.print("  ".join([f"epoch {epoch}/{self.epochs}", *words, *self.left()]))
+
+    def evaluating(self, batches: Iterable[T], count: int) -> Iterator[T]:
+        """Iterate over the batches of an evaluation and show their number."""
+        for number, batch in enumerate(batches, 1):
+            if self.bars is not None:
+                self.bars.show([f"evaluating {number:,}/{count:,}"])
+            yield batch
 
     def print(self, text: str) -> None:
         """Print a line above the progress bars."""
         if self.quiet:
             return
         text, encoding = "".join(char if char.isprintable() else " " for char in text), self.console.encoding
-        # Replace characters that the terminal cannot encode.
-        self.console.print(Text(text.encode(encoding, "replace").decode(encoding)), soft_wrap=True)
+        # Replace characters that the terminal cannot encode. Lines are wrapped at spaces, but never in a pipe.
+        text = text.encode(encoding, "replace").decode(encoding)
+        self.console.print(Text(text), soft_wrap=not self.console.is_terminal)
         self.printed = self.clock()
 
     def epoch_now(self) -> int:
@@ -299,11 +367,11 @@ class ProgressDisplay:
         return [f"{duration(rest * self._pace())} left"] if rest > 0 and self.done > self.start_step else []
 
     def _pace(self) -> float:
-        """Return the seconds per step, including evaluations."""
-        now = self.clock()
+        """Return the seconds per step, including evaluations, which are estimated until the first one is finished."""
+        now, expected = self.clock(), 1.0 if self.evaluated else 1 + self.evaluation
         if self.first is not None and self.done > self.first[0]:
-            return (now - self.first[1]) / (self.done - self.first[0])
-        return (now - self.began) / max(self.done - self.start_step, 1)
+            return expected * (now - self.first[1]) / (self.done - self.first[0])
+        return expected * (now - self.began) / max(self.done - self.start_step, 1)
 
     def _estimate(self) -> None:
         """Print an estimate of the run's duration, but only once."""
@@ -314,7 +382,18 @@ class ProgressDisplay:
         epochs = steps / self.steps_per_epoch
         whole = "the remaining " if self.start_step else ""
         what = f"{whole}{epochs:.3g} epoch{'s' * (epochs != 1)}" if epochs >= 1 else f"{whole}{steps} steps"
-        self.print(f"about {roughly(steps * self._pace())} for {what}, excluding evaluation")
+        self.print(f"about {roughly(steps * self._pace())} for {what} and their evaluation")
+
+
+def _short(name: str) -> str:
+    """Shorten the name of a metric, so that the line of an epoch fits into 80 columns."""
+    return name.removeprefix("training ").replace("validation ", "val ")
+
+
+def counted(items: Iterable[T], total: int, description: str) -> Iterable[T]:
+    """Iterate over items and show a progress bar on a terminal."""
+    console = SafeConsole(force_terminal=None if sys.stdout.isatty() else False)
+    return track(items, description, total, console=console, transient=True, disable=not console.is_terminal)
 
 
 class _Bars:

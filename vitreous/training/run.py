@@ -31,11 +31,20 @@ from vitreous.report.html import RunReport, duration, write_report
 from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task, check_preset, open_init
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
-from vitreous.training import checkpoint, run_folder
-from vitreous.training.checkpoint import Progress, read_progress
+from vitreous.training import checkpoint, lda_head, run_folder
+from vitreous.training.checkpoint import Progress, Saver, read_progress
 from vitreous.training.distributed import World, world
 from vitreous.training.optim import rate_fraction
-from vitreous.training.progress import Monitor, ProgressDisplay, append_row, drop_rows_after, log_tensorboard, read_rows
+from vitreous.training.progress import (
+    Monitor,
+    PhaseTimer,
+    ProgressDisplay,
+    append_row,
+    drop_rows_after,
+    log_tensorboard,
+    phase_summary,
+    read_rows,
+)
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
 from vitreous.training.setup import TASKS, Job, choose, open_pretrained, set_up
 from vitreous.weights.load import Checkpoint
@@ -85,7 +94,7 @@ def train(
     >>> run = train(data="digits", out="runs/first", epochs=5)  # doctest: +SKIP
     >>> run.metrics["top1"], run.folder, run.model.config.labels  # doctest: +SKIP
     """
-    started = time.monotonic()
+    phases = PhaseTimer()
     own_task = task if isinstance(task, type) else None
     given = {"data": data, "init": init, "task": None if own_task else task}
     fields |= {name: value for name, value in given.items() if value is not None}
@@ -94,6 +103,8 @@ def train(
     config = _checked(with_fields(config or TrainConfig(), fields))
     task_class = own_task or TASKS[config.task]
     task_class.check(config)
+    if config.train_only == "lda" and not config.resume:
+        config = lda_head.complete(config, task_class)
 
     with world(config.device) as here, ExitStack() as held:
         console = SafeConsole(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
@@ -121,7 +132,12 @@ def train(
         if chosen.advice and not pretrained:
             console.print(f"  {chosen.advice}")
 
-        job = set_up(config, dataset, here, own_task, opened)
+        job = set_up(config, dataset, here, own_task, opened, phases)
+        for note in job.notes:
+            console.print(f"  auto: {note}")
+        notes, config = notes + job.notes, job.config
+        if config.train_only == "lda":
+            lda_head.linear_head(job.state.model)  # raises if the head is not linear
         if config.resume:
             run_folder.record_command(folder, command, here)
         else:
@@ -130,8 +146,17 @@ def train(
             DataRecord.of(dataset, classes).write(folder / run_folder.DATA)
         before = _previous_progress(folder, job, console) if resume else Progress()
         _train_with_display(job, folder, before.step, resume)
-        seconds = before.seconds + time.monotonic() - started
-        return Run(folder, summarise(job, folder, console, notes, seconds))
+        with phases("report"):
+            return Run(folder, summarise(job, folder, console, notes))
+
+
+def evaluation_time(job: Job) -> float:
+    """Return the expected time of all evaluations as a fraction of the time of all steps.
+
+    A training step computes three times as much per image: one forward pass, and a backward pass of twice its cost.
+    """
+    images = job.evaluated_images + len(job.data.val if job.data.test is None else job.data.test)
+    return images / 3 / (job.total_steps * job.place.batch_size)
 
 
 def _checked(config: TrainConfig) -> TrainConfig:
@@ -171,9 +196,15 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
 def _train_with_display(job: Job, folder: Path, start: int, resume: bool) -> None:
     """Train with a progress display. If the data is invalid, release the folder for another run."""
     epochs, first = job.total_steps / job.steps_per_epoch, job.world.first
-    with ProgressDisplay(job.total_steps, job.steps_per_epoch, epochs, start, quiet=not first) as display:
+    with ProgressDisplay(
+        job.total_steps, job.steps_per_epoch, epochs, start, evaluation_time(job), quiet=not first
+    ) as display:
         try:
-            train_steps(job, folder, display, resume)
+            with job.phases("steps"):
+                if job.config.train_only == "lda" and not resume:
+                    solve_head(job, folder, display)
+                else:
+                    train_steps(job, folder, display, resume)
         except ValueError:
             if first:
                 run_folder.release(folder)
@@ -188,9 +219,12 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
         display.print(f"{folder / METRICS}: dropped the last line, which was incomplete")
     if resume and world.first:
         checkpoint.keep_copy(folder, progress.step, config.keep)  # the run may have been killed before copying
+        job.phases.add(_earlier_seconds(folder / METRICS, progress))
+    saver = Saver(folder, state, world, config.keep, config.save_minutes)
     monitor, clock = Monitor(world, job.data.train, job.task.train_metric), _Clock(progress.seconds)
+    batches = job.phases.waiting(job.loader.batches(progress.step, job.total_steps))
     with stop_signals() as received:
-        for step, batch in enumerate(job.loader.batches(progress.step, job.total_steps), progress.step):
+        for step, batch in enumerate(batches, progress.step):
             # Seed dropout and stochastic depth.
             torch.manual_seed((config.seed * 1_000_003 + step * 1_009 + world.rank) % 2**63)
             fraction = rate_fraction(step, job.total_steps, config.optim)
@@ -205,73 +239,114 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
                 display.step(step + 1, metrics.pop("loss"), lr, metrics.pop("images_per_second"), metrics)
             # All processes must save together, but their clocks differ and a signal may reach only some of them.
             # Therefore they agree on the most urgent action.
-            action = world.max(received() or (SAVE if clock.due(config.save_minutes) else NOTHING))
+            action = world.max(received() or (SAVE if saver.due() else NOTHING))
             if action > SAVE:
-                _save(job, folder, progress)
+                _save(job, saver, progress)
                 command = f"vitreous train --out {shlex.quote(str(folder))} --resume"
                 message = f"saved and stopped after step {step + 1} of {job.total_steps}; resume with `{command}`"
                 raise Interrupted(action, message)
             if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
-                _finish_epoch(job, folder, display, monitor, progress, clock, lr)
-                if config.patience is not None and progress.since_best >= config.patience:
+                _finish_epoch(job, saver, display, monitor, progress, lr)
+                if _out_of_patience(config, progress):
                     display.print(f"stopping early: no improvement in {progress.since_best} evaluations")
                     break
             elif action == SAVE:
-                _save(job, folder, progress)
-                clock.saved_now()
+                _save(job, saver, progress)
 
 
 def _finish_epoch(
-    job: Job, folder: Path, display: ProgressDisplay, monitor: Monitor, progress: Progress, clock: "_Clock", lr: float
+    job: Job, saver: Saver, display: ProgressDisplay, monitor: Monitor, progress: Progress, lr: float
 ) -> None:
     """Evaluate if due, save the best model and a checkpoint, and log the metrics."""
-    config, world, task = job.config, job.world, job.task
+    config, world, task, folder = job.config, job.world, job.task, saver.folder
     epoch = -(-progress.step // job.steps_per_epoch)
     row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": lr, **monitor.metrics()}
-    names, count = monitor.all_unreadable(), len(job.data.train)
-    allowed = MAX_UNREADABLE if config.max_unreadable is None else config.max_unreadable
+    _check_unreadable(job, monitor.all_unreadable())
+    if evaluated := epoch % (config.evaluate_every or 1) == 0 or progress.step == job.total_steps:
+        with job.phases("evaluation"):
+            metrics = evaluate(job, job.data.val, display).metrics()
+        row |= {f"val_{name}": value for name, value in metrics.items()}
+        score = row[f"val_{task.metric}"] * (1 if task.larger_is_better else -1)
+        loss = min(1e300, row.get("val_loss", math.inf))  # also replaces NaN, because progress must be finite
+        rank, best = (score, -loss), (progress.best, -progress.best_loss)
+        progress.since_best = 0 if rank > best else progress.since_best + 1
+        if rank >= best:  # equal results: the later weights have been trained for longer
+            progress.best, progress.best_loss, progress.best_step = score, loss, progress.step
+            with job.phases("checkpoints"):
+                saver.keep_best(_provenance(job, folder, progress, metrics))
+    seconds = {"seconds": progress.seconds, "seconds_by_phase": job.phases.seconds()}
+    row |= seconds | {"skipped_steps": monitor.skipped}
+    if world.first:
+        append_row(folder / METRICS, row)
+        if config.tensorboard:
+            log_tensorboard(folder, row)
+    last = progress.step == job.total_steps or _out_of_patience(config, progress)
+    if world.max(last or saver.due(evaluated)):
+        _save(job, saver, progress)
+    shown = dict.fromkeys(("train_loss", "val_loss", f"val_{task.metric}"))
+    display.epoch(epoch, {name: row[name] for name in shown if name in row})
+    monitor.reset()
+
+
+def _earlier_seconds(path: Path, progress: Progress) -> dict[str, float]:
+    """Return the time of earlier sessions by phase. Steps after the last row are part of `progress` only."""
+    rows = read_rows(path) if path.exists() else []
+    phases: dict[str, float] = dict(rows[-1].get("seconds_by_phase", {})) if rows else {}
+    known = rows[-1]["seconds"] if phases else 0.0
+    return phases | {"steps": phases.get("steps", 0.0) + progress.seconds - known}
+
+
+def _out_of_patience(config: TrainConfig, progress: Progress) -> bool:
+    return config.patience is not None and progress.since_best >= config.patience
+
+
+def solve_head(job: Job, folder: Path, display: ProgressDisplay) -> None:
+    """Compute the head in closed form instead of training it."""
+    clock = _Clock(0.0)
+    row = lda_head.solve(job, display.print)
+    _check_unreadable(job, row["unreadable"])
+    progress = Progress(step=job.total_steps, best_step=job.total_steps, seconds=clock.seconds())
+    saver = Saver(folder, job.state, job.world, job.config.keep, job.config.save_minutes)
+    saver.keep_best(_provenance(job, folder, progress, {"leave_one_out_top1": row["train_top1"]}))
+    if job.world.first:
+        append_row(folder / METRICS, row | {"seconds": progress.seconds})
+        if job.config.tensorboard:
+            log_tensorboard(folder, row)
+    job.state.optimizers.create_state()  # part of a complete checkpoint
+    _save(job, saver, progress)
+
+
+def _check_unreadable(job: Job, names: list[str]) -> None:
+    """Raise if too many training images are unreadable."""
+    count, given = len(job.data.train), job.config.max_unreadable
+    allowed = MAX_UNREADABLE if given is None else given
     if len(names) / count > allowed:
         raise ValueError(
             f"{len(names)} of {count} training images ({len(names) / count:.1%}) cannot be read, which is more than "
             f"--max-unreadable {allowed:g} allows; the first is {names[0]}"
         )
-    if evaluated := epoch % (config.evaluate_every or 1) == 0 or progress.step == job.total_steps:
-        metrics = evaluate(job, job.data.val).metrics()
-        row |= {f"val_{name}": value for name, value in metrics.items()}
-        score = row[f"val_{task.metric}"] * (1 if task.larger_is_better else -1)
-        loss = min(1e300, row.get("val_loss", math.inf))  # also replaces NaN, because progress must be finite
-        progress.since_best += 1
-        if score > progress.best or (score == progress.best and loss < progress.best_loss):
-            progress.best, progress.best_loss = score, loss
-            progress.best_step, progress.since_best = progress.step, 0
-            provenance = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
-            provenance |= {"seed": config.seed, "val_fraction": config.val_fraction}
-            checkpoint.save_best(folder / "best", job.state, world, provenance)
-    row |= {"seconds": progress.seconds, "skipped_steps": monitor.skipped}
-    if world.first:
-        append_row(folder / METRICS, row)
-        if config.tensorboard:
-            log_tensorboard(folder, row)
-    if world.max(evaluated or clock.due(config.save_minutes)):
-        _save(job, folder, progress)
-        clock.saved_now()
-    shown = dict.fromkeys(("train_loss", "val_loss", f"val_{task.metric}", "train_images_per_second"))
-    display.epoch(epoch, {name: row[name] for name in shown if name in row})
-    monitor.reset()
 
 
-def evaluate(job: Job, source: Source) -> Results:
+def _provenance(job: Job, folder: Path, progress: Progress, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the provenance of the best model."""
+    run = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
+    return run | {"seed": job.config.seed, "val_fraction": job.config.val_fraction}
+
+
+def evaluate(job: Job, source: Source, display: ProgressDisplay | None = None) -> Results:
     """Evaluate the current weights, or their average, on a split. Each process returns the results for all images."""
+    loader = job.evaluator(source)
+    batches = loader if display is None else display.evaluating(loader, len(loader))
     with job.state.ema.applied() if job.state.ema is not None else nullcontext():
-        mine = job.task.evaluate(job.stepper.module, job.evaluator(source), job.stepper.precision)
+        mine = job.task.evaluate(job.stepper.evaluated, batches, job.stepper.precision)
     return type(mine).join(job.world.gather(mine))
 
 
-def _save(job: Job, folder: Path, progress: Progress) -> None:
-    checkpoint.save(folder / "last", job.state, progress, job.world, {"run": folder.name, "step": progress.step})
-    if job.world.first:
-        (folder / SAVED).touch()
-        checkpoint.keep_copy(folder, progress.step, job.config.keep)
+def _save(job: Job, saver: Saver, progress: Progress) -> None:
+    with job.phases("checkpoints"):
+        saver.save(progress)
+        if job.world.first:
+            (saver.folder / SAVED).touch()
 
 
 @contextmanager
@@ -295,11 +370,11 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
 
 class _Clock:
-    """Total training time of a run, including earlier sessions, and timers for checkpoints and display."""
+    """Total training time of a run, including earlier sessions, and a timer for the display."""
 
     def __init__(self, before: float):
-        self.before, self.started = before, time.monotonic()
-        self.saved = self.displayed = self.started
+        self.before = before
+        self.started = self.displayed = time.monotonic()
 
     def seconds(self) -> float:
         return self.before + time.monotonic() - self.started
@@ -311,21 +386,16 @@ class _Clock:
         self.displayed = time.monotonic()
         return True
 
-    def due(self, minutes: float) -> bool:
-        return time.monotonic() - self.saved >= 60 * minutes
-
-    def saved_now(self) -> None:
-        self.saved = time.monotonic()
-
 
 # ---- The report ------------------------------------------------------------------------------------------------------
 
 
-def summarise(job: Job, folder: Path, console: Console, notes: list[str], seconds: float) -> dict[str, Any]:
+def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dict[str, Any]:
     """Evaluate `best/`, write metrics.json and report.html, and return the metrics. All processes must call this."""
     split, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
-    calibrated = _calibrate_best(job, folder)
-    results = calibrated if calibrated is not None and split == "val" else _evaluate_best(job, folder, source)
+    with job.phases("evaluation"):
+        calibrated = _calibrate_best(job, folder)
+        results = calibrated if calibrated is not None and split == "val" else _evaluate_best(job, folder, source)
     rows = read_rows(folder / run_folder.METRICS)
     if not rows:
         raise ValueError(f"{folder / run_folder.METRICS} is empty, so there is nothing to report")
@@ -337,7 +407,6 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
         "unreadable_files": unreadable,
         "images_per_second": sum(steps)
         / sum(n / row["train_images_per_second"] for n, row in zip(steps, rows, strict=True)),
-        "seconds": seconds,
         "epochs": rows[-1]["epoch"],
         "steps": rows[-1]["step"],
     }
@@ -345,6 +414,8 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
     draw = job.world.first and can_draw()
     report = job.task.report(Finished(folder, job.data, split, source, results, batch, job.stepper.module, draw))
     commands = next_commands(folder, job.config, job.data, type(job.task))
+    phases = job.phases.seconds()
+    metrics |= {"seconds": sum(phases.values()), "seconds_by_phase": phases}
     if job.world.first:
         with atomic_file(folder / "metrics.json") as aside:
             aside.write_text(json.dumps(metrics, indent=2))
@@ -355,14 +426,15 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str], second
                 task=report,
                 commands=(folder / run_folder.COMMANDS).read_text(encoding="utf-8").splitlines(),
                 facts=_facts(job, metrics),
-                history=rows,
+                history=rows if job.config.train_only != "lda" else (),  # a single row has no curves
                 config={"run": to_dict(job.config), "model": to_dict(job.state.model.config)},
                 unreadable=unreadable,
                 automatic=notes,
                 next_commands=commands,
             ),
         )
-        console.print(f"\n{split} {report.summary}, after {duration(seconds)}")
+        console.print(f"\n{split} {report.summary}, after {duration(metrics['seconds'])}")
+        console.print(f"time: {phase_summary(phases)}; {metrics['images_per_second']:,.0f} training images/s")
         if unreadable:
             console.print(f"{plural(len(unreadable), 'image')} could not be read:")
         for problem in unreadable[:NAMED]:
@@ -424,7 +496,10 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
         "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else "") + " --flip" * config.flip_test,
         "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
     }
-    return [command.format(**values) for command in task.next_steps]
+    commands = [command.format(**values) for command in task.next_steps]
+    if config.train_only == "lda":
+        commands.append(f"vitreous extend {values['best']} --data MORE_IMAGES --out {values['folder']}-extended")
+    return commands
 
 
 def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
@@ -445,11 +520,13 @@ def _facts(job: Job, metrics: dict[str, Any]) -> dict[str, str]:
         "image size": " x ".join(map(str, model.config.image_size)),
         "data": f"{job.data.name}: {len(job.data.train):,} training and {len(job.data.val):,} validation images",
         "split": job.data.note,
-        "steps": f"{metrics['steps']:,}, each with {config.batch_size} images ({metrics['epochs']} epochs)",
+        "steps": f"{metrics['steps']:,}, each with {config.batch_size} images ({metrics['epochs']} epochs)"
+        if config.train_only != "lda"
+        else "none; the head was computed by linear discriminant analysis",
         "device": f"{job.world.device.type} x {job.world.size}",
         "precision": str(job.stepper.precision).removeprefix("torch."),
         "speed": f"{metrics['images_per_second']:,.0f} training images/s on average",
-        "time": duration(metrics["seconds"]),
+        "time": f"{duration(metrics['seconds'])}: {phase_summary(metrics['seconds_by_phase'])}",
         "seed": str(config.seed),
         "vitreous": vitreous.__version__,
     }

@@ -1,51 +1,54 @@
 """Setup of a run: automatic settings, and construction of the model, optimizer and data loaders."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.common.checks import BadValue, as_size, fail
+from vitreous.common.checks import BadValue, fail
 from vitreous.common.text import plural
 from vitreous.common.threads import cores
-from vitreous.data.augment.config import Augmentation
 from vitreous.data.image import UnreadableImage, size_of
-from vitreous.data.loader import (
-    Batch,
-    BatchSlice,
-    EvalLoader,
-    Reader,
-    ResidentLoader,
-    StreamLoader,
-    TrainLoader,
-    can_reside,
-    is_array,
-    load_resident,
-)
-from vitreous.data.sources.base import DataSet, Source
-from vitreous.inference.device import total_memory
+from vitreous.data.image.decoding import brightest_value, range_for
+from vitreous.data.loader import Batch, BatchSlice, EvalLoader, TrainLoader
+from vitreous.data.sources.base import DataSet, Source, StoredImage
+from vitreous.inference.device import free_memory
 from vitreous.inference.engine import mixed_precision
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.tasks.base import SMALL, Choice, Task, checkpoint_config, open_init
+from vitreous.tasks.base import SMALL, Choice, FineTuning, Task, checkpoint_config, open_init
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import Augment, TrainConfig, with_fields
 from vitreous.tasks.masked import Mae, Mpp
 from vitreous.tasks.segment import Segment
+from vitreous.training.cached_head import CachedHead, FeatureLoader, can_cache
 from vitreous.training.checkpoint import State
+from vitreous.training.compiling import (
+    EVALUATED_IMAGES,
+    WARM_UP,
+    choose_compile,
+    compile_blocks,
+    compiled,
+    compiled_evaluation,
+    repeat,
+)
 from vitreous.training.distributed import World, parallelise, synchronise
+from vitreous.training.loading import choose_keep, eval_loader, train_loader, train_reader
 from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
-from vitreous.training.progress import StepResult, check_tensorboard
+from vitreous.training.progress import PhaseTimer, StepResult, check_tensorboard, counted
 from vitreous.weights.catalog import BY_PRESET
+from vitreous.weights.hub import HubUnavailable
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import Checkpoint, open_checkpoint
 from vitreous.weights.native import check_not_swapped
@@ -54,14 +57,17 @@ from vitreous.weights.native import check_not_swapped
 
 TASKS: dict[str, type[Task]] = {"classify": Classify, "segment": Segment, "mae": Mae, "mpp": Mpp}
 
-# Minimum and maximum number of steps. A small model takes about a third of a second per step on a CPU.
-STEPS, CPU_STEPS = (600, 40_000), (300, 1_500)
+# Minimum and maximum number of steps. Fine-tuning converges in fewer steps (see docs/measured.md).
+STEPS, FINE_TUNING_STEPS, CPU_FINE_TUNING_STEPS = (600, 40_000), (400, 1_500), (100, 500)
 # Minimum number of steps between evaluations (an epoch can be as short as two steps), and of evaluations per run.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
 GPU_BATCH = 512  # largest default batch size
-CPU_SIDE = 224  # largest automatic image size on a CPU
+LORA_IMAGES = 20_000  # with more images, fine-tuning all weights is better than LoRA
+LARGEST = 256  # a checkpoint with a larger image size is fine-tuned at a smaller one by default
 FEW = 2_000  # with fewer images, --init is recommended
 MANY = 100_000  # with more images, --init auto uses a smaller model, to keep the run short
+
+T = TypeVar("T")
 
 # Data sets whose images change meaning when mirrored.
 UNMIRRORED = {"digits": "a mirrored 2 is not a digit"}
@@ -102,16 +108,22 @@ class _Choices:
     def complete(self) -> Chosen:
         config = self.config
         if config.model is None and config.init is None:
-            self.pick(*self.task.choose_model(config, self.count, self.side))
+            self.pick(*self.task.choose_model(config, self.count, self.side, self.device))
         if not config.image_size:
             self.pick(self.image_size())
+        if config.value_range is None:
+            self.pick(*self.value_range())
         self.pick(*self.task.choose_options(self.config, self.data, self.init))
+        self.trained_weights()
         if not isinstance(config.batch_size, int):
             self.pick(self.batch_size())
         self.augmentation()
         self.length()
+        self.optimizer()
         if config.optim.lr is None:
-            self.pick(learning_rate(self.config))
+            self.pick(learning_rate(self.config, self.task.fine_tuning))
+        if config.keep_images is None:
+            self.pick(self.keep_images())
         if config.workers is None:
             self.pick(self.workers())
         if config.out is None:
@@ -138,27 +150,56 @@ class _Choices:
                 self.config = with_fields(self.config, {name: value})
 
     def image_size(self) -> Choice:
+        reason = f"for images of about {self.side} pixels on {self.device}"
         if (start := checkpoint_config(self.config, self.init)) is not None:
             height, width = start.image_size
-            side = _tiled(lambda side: start.resized((side, side)), CPU_SIDE)
-            if self.device != "cpu" or height * width <= max(CPU_SIDE, side) ** 2:
+            if height * width <= LARGEST**2:
                 return Choice("image_size", (height, width), "from the checkpoint", apply=False)
-            times = f"{height * width / side**2:.2g}"
-            return Choice(
-                "image_size", (side,), f"the checkpoint's {height} x {width} takes {times} times as long on a CPU"
-            )
+            small = self.side < 160 if self.device == "cpu" else self.side <= SMALL and self.count > LORA_IMAGES
+            pixels = 112 if small else 224 if self.device == "cpu" else self.task.fine_tuning.side
+            side = _tiled(lambda side: start.resized((side, side)), pixels)
+            return Choice("image_size", (side,), f"{reason}; the checkpoint has {height} x {width}")
         large = 224 if self.side >= 160 and self.device != "cpu" else 128 if self.side >= 96 else 64
         pixels = min(max(-(-self.side // 4) * 4, 16), 32) if self.side <= SMALL else large
         model, overrides = self.config.model or "", self.config.overrides
         side = _tiled(lambda side: configure(model, image_size=side, overrides=overrides), pixels)
-        return Choice("image_size", (side,), f"for images of about {self.side} pixels on {self.device}")
+        return Choice("image_size", (side,), reason)
+
+    def trained_weights(self) -> None:
+        """Choose between LoRA and fine-tuning all weights, and the layer decay."""
+        config, start = self.config, checkpoint_config(self.config, self.init)
+        if start is None or not self.task.labelled:
+            self.config = with_fields(config, {"train_only": config.train_only or "all"})
+            return
+        if config.train_only is None and self.suits_lora():
+            self.pick(Choice("train_only", "lora", f"better than training all weights on {self.count} images"))
+        elif config.train_only is None:
+            self.pick(Choice("train_only", "all", f"for {self.count} images and this checkpoint"))
+        if config.optim.layer_decay is None and self.config.train_only == "all" and start.backbone.has_attention:
+            self.pick(Choice("layer_decay", self.task.fine_tuning.layer_decay, "for fine-tuning"))
+
+    def value_range(self) -> list[Choice]:
+        """Choose the range of 16-bit images that use few of their bits, unless the checkpoint has one."""
+        start = checkpoint_config(self.config, self.init)
+        if start is not None and start.preprocessing.value_range is not None:
+            return []
+        brightest = [value for value in sampled(self.data.train, brightest_value) if value is not None]
+        used = range_for(max(brightest, default=0))
+        reason = f"the 16-bit images use values up to {max(brightest, default=0):,} and would be nearly black"
+        return [Choice("value_range", used, reason)] if used is not None else []
 
     def batch_size(self) -> Choice:
-        ideal, reason = (GPU_BATCH if self.device == "cuda" else 64), f"for {self.count} images on {self.device}"
-        if self.config.batch_size == "auto":
+        ideal, reason = (
+            (GPU_BATCH if self.device == "cuda" else self.task.cpu_batch),
+            f"for {self.count} images on {self.device}",
+        )
+        if self.config.init is not None and self.task.labelled:
+            ideal = self.task.fine_tuning.batch_size * (4 if self.count > LORA_IMAGES else 1)
+        if self.device == "cuda" or self.config.batch_size == "auto":
             model = self.task.planned_config(self.config, self.data, self.init)
-            ideal = self.processes * fitting_batch(model, free_memory(self.device))
-            reason = "fits in half of the free memory"
+            fitting = self.processes * fitting_batch(model, free_memory(self.device))
+            if self.config.batch_size == "auto" or fitting < ideal:
+                ideal, reason = fitting, "fits in half of the free memory"
         parts = self.processes * self.config.accumulate
         return Choice("batch_size", batch_size(self.count, ideal, parts), reason)
 
@@ -176,19 +217,52 @@ class _Choices:
         assert isinstance(self.config.batch_size, int)
         per_epoch = max(self.count // self.config.batch_size, 1)
         if self.config.epochs is None and self.config.steps is None:
-            least, most = CPU_STEPS if self.device == "cpu" else STEPS
-            large = self.count > 100_000 and self.side > SMALL
-            usual = 20 if self.config.init is not None else 300 if large else 100
-            epochs = max(min(usual, most // per_epoch), math.ceil(least / per_epoch), 1)
+            if self.config.init is not None and self.task.labelled:
+                least, most = CPU_FINE_TUNING_STEPS if self.device == "cpu" else FINE_TUNING_STEPS
+                usual, fewest = (10, 1) if self.device == "cpu" else (25, 3)
+            else:
+                least, most = self.task.cpu_steps if self.device == "cpu" else STEPS
+                large = self.count > 100_000 and self.side > SMALL
+                usual, fewest = (300 if large else 100), 1
+            epochs = max(min(usual, most // per_epoch), math.ceil(least / per_epoch), fewest)
             self.pick(Choice("epochs", epochs, f"{plural(per_epoch, 'step')} per epoch, on {self.device}"))
         total = self.config.epochs or (self.config.steps or 1) / per_epoch
         every = min(math.ceil(EVALUATED_STEPS / per_epoch), int(total / EVALUATIONS))
         if self.config.evaluate_every is None and every > 1:
             self.pick(Choice("evaluate_every", every, f"{plural(per_epoch, 'step')} per epoch"))
 
+    def suits_lora(self) -> bool:
+        """True if LoRA is better than fine-tuning all weights. Options that have no effect with LoRA rule it out."""
+        assert self.init is not None
+        description, optim = self.init.describe(self.config.overrides), self.config.optim
+        # Masked autoencoders need all weights to be trained, and our own runs start from less data.
+        suited = description.provenance.get("format") != "mae" and "run" not in description.provenance
+        free = self.config.parallel != "fsdp" and optim.layer_decay is None and optim.optimizer in (None, "adamw")
+        fits = description.config.backbone.has_attention and self.count < LORA_IMAGES
+        return self.task.lora and suited and free and fits
+
+    def optimizer(self) -> None:
+        """Choose Muon for training a ViT from scratch, unless a learning rate was set, which may be for AdamW."""
+        config = self.config
+        if config.optim.optimizer is None:
+            scratch = config.init is None and config.optim.lr is None and self.task.labelled
+            if scratch and configure(config.model or "").has_attention:
+                self.pick(Choice("optimizer", "muon", "for training from scratch"))
+            else:
+                self.config = with_fields(config, {"optimizer": "adamw"})
+
+    def keep_images(self) -> Choice:
+        planned = self.task.planned_config(self.config, self.data, self.init)
+        reader = train_reader(self.data.train, self.config, planned, self.task.masks)
+        assert isinstance(self.config.batch_size, int)
+        steps_per_epoch = max(self.count // self.config.batch_size, 1)
+        epochs = self.config.epochs or (self.config.steps or 1) / steps_per_epoch
+        return choose_keep(reader, self.device, epochs)
+
     def workers(self) -> Choice:
-        if self.config.augment.crop != "resized" and is_array(self.data.train):
-            return Choice("workers", 0, "the images are in memory")
+        keep, resized = self.config.keep_images, self.config.augment.crop == "resized"
+        if keep == "gpu" or (keep == "memory" and (not resized or self.device == "cpu")):
+            return Choice("workers", 0, "the images are kept in memory")
         available = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", max(self.processes, 1)))
         if self.device == "cpu":  # a quarter of the cores can decode as fast as the others train
             return Choice("workers", max(available // 4, 1), "training also uses the CPU")
@@ -200,44 +274,40 @@ def open_pretrained(
 ) -> tuple[TrainConfig, Checkpoint | None, list[str]]:
     """Replace --init auto by the pretrained weights for the data and the device; return them with notes.
 
-    If they cannot be downloaded, the run starts from scratch.
+    If the Hub cannot be reached, the run starts from scratch.
     """
     count, side, device = len(data.train), typical_side(data.train), world.device.type
     about = f"{count} images of about {side} pixels on {device}"
-    if side <= SMALL and device == "cpu" and config.train_only == "all":
+    trains_all = config.train_only in (None, "all")
+    if side <= SMALL and device == "cpu" and trains_all:
         return dataclasses.replace(config, init=None), None, [f"init = none (training from scratch suits {about})"]
     large = device == "cuda" and count <= MANY
     name = "dinov2-b" if large else "dinov2-s"
-    notes = [f"init = {name} ({'better' if large else 'faster'} than dinov2-{'s' if large else 'b'}; for {about})"]
+    note = f"init = {name} ({'better' if large else 'faster'} than dinov2-{'s' if large else 'b'}; for {about})"
     try:
-        world.first_only(lambda: open_checkpoint(name) and None)  # one download for all processes
-        init = open_checkpoint(name)
-    except OSError as error:
-        if config.train_only != "all":  # frozen random weights are useless
+        world.first_only(lambda: str(open_checkpoint(name)))  # one download for all processes
+        return dataclasses.replace(config, init=name), open_checkpoint(name), [note]
+    except HubUnavailable as error:
+        if not trains_all:  # frozen random weights are useless
             raise
         return dataclasses.replace(config, init=None), None, [f"init = none, training from scratch ({error})"]
-    if not config.image_size:  # the weights are for 518 pixels, far more than most data needs
-        pixels = 112 if side <= SMALL or device == "cpu" else 224
-        notes.append(f"image_size = {pixels} (a multiple of 14 for {about})")
-        config = dataclasses.replace(config, image_size=(pixels,))
-    if device == "cuda" and config.batch_size is None:
-        planned = init.describe().config.resized(as_size(config.image_size))
-        if world.size * fitting_batch(planned, free_memory(device)) < GPU_BATCH:
-            config = dataclasses.replace(config, batch_size="auto")
-    return dataclasses.replace(config, init=name), init, notes
 
 
 def typical_side(source: Source, samples: int = 25) -> int:
     """Return the median shorter side of a sample of images, read from their headers."""
-    sides = []
-    for index in np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int):
-        try:
-            sides.append(min(size_of(source.image(int(index)))))
-        except (UnreadableImage, OSError):
-            continue  # reported when it is loaded
+    sides = [min(size) for size in sampled(source, size_of, samples)]
     if not sides:
         raise ValueError(f"cannot read any of {min(samples, len(source))} sampled images, such as {source.name(0)}")
     return int(np.median(sides))
+
+
+def sampled(source: Source, measure: Callable[[StoredImage], T], samples: int = 25) -> list[T]:
+    """Apply a function to a sample of images. Unreadable images are skipped and reported when they are loaded."""
+    results = []
+    for index in np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int):
+        with suppress(UnreadableImage, OSError):
+            results.append(measure(source.image(int(index))))
+    return results
 
 
 def _tiled(fits: Callable[[int], object], pixels: int) -> int:
@@ -264,16 +334,23 @@ def batch_size(count: int, ideal: int, parts: int) -> int:
     return max(size // unit * unit, unit)
 
 
-def learning_rate(config: TrainConfig) -> Choice:
+def learning_rate(config: TrainConfig, fine_tuning: FineTuning) -> Choice:
+    """Choose the peak learning rate. docs/measured.md compares the rates for Muon, LoRA and fine-tuning."""
     assert isinstance(config.batch_size, int)
-    peak, reason = 1e-3, "scaled with sqrt(batch size)"
     if config.train_only == "head":
-        peak, reason = 3e-3, "for training only the head"
-    elif config.optim.optimizer == "sgd":
-        peak, reason = 0.03, f"for SGD, {reason}"
-    elif config.init is not None and config.train_only == "all":
-        peak, reason = 2e-4, f"for fine-tuning, {reason}"
-    return Choice("lr", float(f"{peak * math.sqrt(config.batch_size / 512):.2g}"), reason)
+        return Choice("lr", 3e-3, "for training only the head")
+    if config.optim.optimizer == "sgd":
+        peak, batch, reason = 0.03, 512, "for SGD"
+    elif config.train_only == "lora":
+        peak, batch, reason = 1e-3, 64, "for LoRA"
+    elif config.init is not None:
+        peak, batch, reason = fine_tuning.lr, fine_tuning.batch_size, "for fine-tuning"
+    elif config.optim.optimizer == "muon":
+        return Choice("lr", 7e-3, "for Muon")
+    else:
+        peak, batch, reason = 1e-3, 512, "for AdamW"
+    lr = float(f"{peak * math.sqrt(config.batch_size / batch):.2g}")
+    return Choice("lr", lr, f"{reason}, scaled with sqrt(batch size)")
 
 
 def fitting_batch(model: ModelConfig, memory: int) -> int:
@@ -282,15 +359,6 @@ def fitting_batch(model: ModelConfig, memory: int) -> int:
 
     each = cost(model).activation_bytes + model.loss_bytes
     return 1 << min(max(memory // (2 * each), 1), 4096).bit_length() - 1
-
-
-def free_memory(device: str) -> int:
-    """Return the memory, in bytes, that is available to this process on the device."""
-    if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(free, total_memory(torch.device("cpu"))) // processes
 
 
 def _text(value: Any) -> str:
@@ -307,26 +375,38 @@ def _text(value: Any) -> str:
 
 
 class Stepper:
-    """Training step: forward and backward pass of `compiled`, gradient clipping, optimizer step."""
+    """Training step: forward and backward pass of `compiled`, gradient clipping, optimizer step.
+
+    Without compilation, `compiled` and `evaluated`, the module for evaluations, are `module` itself.
+    """
 
     def __init__(
         self,
         task: Task,
         module: nn.Module,
-        compiled: nn.Module,
         optimizers: Optimizers,
         world: World,
         precision: torch.dtype,
         accumulate: int = 1,
         clip: float = 0.0,
     ):
-        self.task, self.module, self.compiled = task, module, compiled
+        self.task, self.module = task, module
+        self.compiled = self.evaluated = module
         self.optimizers, self.world = optimizers, world
         self.precision, self.accumulate, self.clip = precision, accumulate, clip
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
         self.weights = [weight for weight in module.parameters() if weight.requires_grad]
 
     def __call__(self, batch: Batch) -> StepResult:
+        return StepResult(*self._backward(batch), self._optimizer_step())
+
+    def rehearse(self, batch: Batch) -> None:
+        """Compute gradients and discard them, to measure or compile a step."""
+        self._backward(batch)
+        self.optimizers.zero_grad()
+
+    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute gradients; return the sums of the losses and of the metric, and the number of images."""
         inputs = self.task.prepare(batch)
         count = inputs[-1].sum()
         # Sum over all processes, so every image has the same weight. DDP averages gradients, hence world.size below.
@@ -340,7 +420,7 @@ class Stepper:
                 torch.autograd.backward(self.scaler.scale(loss * self.world.size / total))
             loss_sum += loss.detach()
             metric_sum += metric.detach()
-        return StepResult(loss_sum, metric_sum, count, self._optimizer_step())
+        return loss_sum, metric_sum, count
 
     def _optimizer_step(self) -> Tensor:
         """Update the weights. Return 1 if the step was skipped because the gradient was not finite."""
@@ -371,22 +451,39 @@ class Job:
     place: BatchSlice
     steps_per_epoch: int
     total_steps: int
+    phases: PhaseTimer
+    notes: list[str] = field(default_factory=list)  # automatic choices
+    evaluators: dict[int, EvalLoader] = field(default_factory=dict)  # by the id of their source
 
-    def evaluator(self, source: Source) -> EvalLoader:
-        """Return the evaluation batches of a split."""
-        config = self.state.model.config
-        reader = Reader(source, config.image_size, config.channels, config.preprocessing, masks=self.task.masks)
-        resident = self.world.device if can_reside(source, config.image_size, config.channels) else None
-        return EvalLoader(reader, self.place, self.config.workers or 0, resident)
+    @property
+    def evaluated_images(self) -> float:
+        """Number of images to evaluate during training."""
+        return self.total_steps / self.steps_per_epoch / (self.config.evaluate_every or 1) * len(self.data.val)
+
+    def evaluator(self, source: Source) -> EvalLoader | list[Batch]:
+        """Return the evaluation batches of a split, which are read only once if they fit in memory."""
+        if isinstance(self.loader, FeatureLoader):
+            return self.loader.evaluation(source)
+        if id(source) not in self.evaluators:
+            model, workers = self.state.model.config, self.config.workers or 0
+            loader = eval_loader(source, model, self.place, self.world.device, workers, self.task.masks)
+            self.evaluators[id(source)] = loader
+        return self.evaluators[id(source)]
 
 
 # ---- Model, optimizer and loaders ------------------------------------------------------------------------------------
 
 
 def set_up(
-    config: TrainConfig, data: DataSet, world: World, own_task: type[Task] | None = None, init: Checkpoint | None = None
+    config: TrainConfig,
+    data: DataSet,
+    world: World,
+    own_task: type[Task] | None = None,
+    init: Checkpoint | None = None,
+    phases: PhaseTimer | None = None,
 ) -> Job:
     """Build a run. `own_task` replaces the config's task; `init` is the --init checkpoint if it is already open."""
+    phases = phases or PhaseTimer()
     task_class = own_task or TASKS[config.task]
     size, unit = config.batch_size, world.size * config.accumulate
     assert isinstance(size, int), "the config must be complete"
@@ -401,10 +498,15 @@ def set_up(
 
     torch.manual_seed(config.seed)
     model = task_class.build_model(config, data, init or open_init(config)).to(world.device)
+    if config.value_range is not None:
+        how = dataclasses.replace(model.config.preprocessing, value_range=config.value_range)
+        for part in (model, model.backbone):
+            part.config = part.config.override({"preprocessing": how})
     copy_to_memory(model)  # weights must not stay mapped to the --init file; checkpoints need contiguous tensors
     backbone = model.backbone
     freeze(model, config)
-    task = task_class(config, model)
+    cached = config.train_only == "head" and can_cache(config, task_class, model)
+    task = (CachedHead if cached else task_class)(config, model)
     if own_task is not None and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
     module = task.module().train()
@@ -414,7 +516,6 @@ def set_up(
         backbone.recompute_blocks()
 
     wrapped = parallelise(module, world, config.parallel)
-    fast = compiled(wrapped, config, world, own_task is None) if config.compile else wrapped
     if config.optim.optimizer == "muon" and (config.train_only != "all" or not backbone.blocks):
         fail("optimizer", "muon", "adamw or sgd unless all weights of a ViT are trained")
     optimizers = build_optimizers(module, config.optim, backbone)
@@ -423,17 +524,42 @@ def set_up(
 
     steps_per_epoch = len(data.train) // place.batch_size
     total = config.steps or max(round((config.epochs or 1) * steps_per_epoch), 1)
-    stepper = Stepper(task, wrapped, fast, optimizers, world, precision, config.accumulate, config.optim.clip)
-    shape, augmentation = model.config, config.augment.on(Augmentation())
-    exact, form = exact_from(config.decode, total / steps_per_epoch), (shape.image_size, shape.channels)
-    reader = Reader(
-        data.train, *form, shape.preprocessing, augmentation, config.seed, masks=task.masks, exact_from=exact
-    )
-    loader: TrainLoader = StreamLoader(reader, place, config.workers or 0, world.device)
-    if augmentation.crop != "resized" and can_reside(data.train, *form):
-        loader = ResidentLoader(load_resident(reader, world.device), config.seed, place, augmentation.repeats)
+    stepper = Stepper(task, wrapped, optimizers, world, precision, config.accumulate, config.optim.clip)
+    exact = exact_from(config.decode, total / steps_per_epoch)
+    reader = train_reader(data.train, config, model.config, task.masks, exact)
+    with phases("data"):
+        if isinstance(task, CachedHead):
+            task.source = data.train
+            loader: TrainLoader = FeatureLoader(model, config, data, world, place, precision)
+        else:
+            progress = counted if world.first else lambda items, *_: items
+            loader = train_loader(reader, config, place, world.device, progress)
     state = State(model, module, optimizers, ema)
-    return Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total)
+    job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases)
+    return compile_step(job, own_task is None)
+
+
+def compile_step(job: Job, called_once: bool) -> Job:
+    """Compile the training step of a run, as its config says or, on a GPU, if that makes the run shorter."""
+    config, world, stepper, blocks = job.config, job.world, job.stepper, job.state.model.backbone.blocks
+    automatic = config.compile is None and world.device.type == "cuda" and not isinstance(job.task, CachedHead)
+    if not automatic and not config.compile:
+        return dataclasses.replace(job, config=dataclasses.replace(config, compile=False))
+    rehearse = functools.partial(stepper.rehearse, next(iter(job.loader.batches(0, 1))))
+    with job.phases("compile"):
+        if automatic:
+            choice = choose_compile(rehearse, job.total_steps, blocks, config, world)
+            config = dataclasses.replace(config, compile=choice.value)
+            job.notes.append(f"compile = {choice.value} ({choice.reason})")
+        elif config.compile == "blocks":
+            compile_blocks(blocks)
+        else:
+            stepper.compiled = compiled(stepper.module, config, world, called_once)
+            if job.evaluated_images >= EVALUATED_IMAGES:
+                stepper.evaluated = compiled_evaluation(stepper.module)
+        if config.compile:
+            repeat(rehearse, WARM_UP, world.device)  # CUDA graphs are recorded in the second step
+    return dataclasses.replace(job, config=config)
 
 
 def freeze(model: Model, config: TrainConfig) -> None:
@@ -460,12 +586,6 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
     """
     whole = math.ceil(epochs)
     return {"exact": 0, "fast": whole, "auto": whole - math.ceil(whole / 10)}[decode]
-
-
-def compiled(module: nn.Module, config: TrainConfig, world: World, called_once: bool) -> nn.Module:
-    """Compile a module, with CUDA graphs if its outputs are consumed before the next call."""
-    graphs = world.device.type == "cuda" and not world.many and config.accumulate == 1 and called_once
-    return torch.compile(module, mode="reduce-overhead" if graphs else None)  # type: ignore[return-value]
 
 
 def dtype_of(config: TrainConfig, world: World) -> torch.dtype:

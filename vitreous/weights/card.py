@@ -123,7 +123,8 @@ def _preprocessing(config: ModelConfig) -> str:
     if config.output_kind.per_pixel:
         fit = f"to cover {size}, keeping the aspect ratio, then split into overlapping windows of that size"
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (how.mean, how.std))
-    return f"Resized ({how.interpolation}) {fit}; scaled to [0, 1] and normalised with mean {mean} and std {std}."
+    deep = "" if how.value_range is None else "Values of 16-bit images from {:g} to {:g}. ".format(*how.value_range)
+    return f"{deep}Resized ({how.interpolation}) {fit}; scaled to [0, 1] and normalised with mean {mean} and std {std}."
 
 
 def _table(heading: str, columns: tuple[str, str], rows: object) -> str:

@@ -4,7 +4,8 @@ All entries are timm's copies of the published weights (`model.safetensors` and 
 The Hub publishes the SHA-256 of each file, and every download is checked against it. This module does not import torch.
 
 Names: family, size and patch (`augreg-b16`), then `-reg` (registers), `-distilled`, `-384` (image size), `-in21k`
-(pre-trained on ImageNet-21k, not fine-tuned) or `-in21k-ft` (then fine-tuned on ImageNet-1k).
+(pre-trained on ImageNet-21k, not fine-tuned) or `-in21k-ft` (then fine-tuned on ImageNet-1k). Without an ending,
+DeiT-III was trained on ImageNet-1k alone; AugReg, ViT and BiT were fine-tuned on it after ImageNet-21k.
 """
 
 import re
@@ -141,6 +142,7 @@ CATALOG: dict[str, Pretrained] = {
 }  # fmt: skip
 
 
+LICENSES = {entry.repository: entry.license for entry in CATALOG.values()}  # for repositories without a model card
 # names by preset
 BY_PRESET: dict[str, list[str]] = {}
 for _name, _entry in CATALOG.items():
@@ -149,7 +151,7 @@ for _name, _entry in CATALOG.items():
 
 
 def name_hint(name: str) -> str:
-    """Return the catalog name to use instead of a model name of timm or a misspelt name, or "".
+    """Return the catalog name to use instead of a model name of timm or torch.hub or a misspelt name, or "".
 
     >>> name_hint("dinov2-small")
     " (did you mean 'dinov2-s'?)"
@@ -157,7 +159,12 @@ def name_hint(name: str) -> str:
     ": use 'dinov2-s' (hf-hub:timm/vit_small_patch14_dinov2.lvd142m)"
     >>> name_hint("vit_base_patch16_siglip_224.webli")
     ": if it is a timm model, use 'hf-hub:timm/vit_base_patch16_siglip_224.webli'"
+    >>> name_hint("dinov2_vitb14_reg")  # torch.hub
+    ": use 'dinov2-b-reg' (hf-hub:timm/vit_base_patch14_reg4_dinov2.lvd142m)"
     """
+    name = name.removeprefix(f"{OWNER}/")
+    if original := re.fullmatch(r"dinov2_vit([sblg])14(_reg)?", name):
+        name = CATALOG[f"dinov2-{original[1]}{'-reg' * bool(original[2])}"].model
     known = [one for one, entry in CATALOG.items() if name in (entry.model, entry.model.split(".")[0])]
     if known:
         return f": use {' or '.join(f'{one!r} ({CATALOG[one].source})' for one in known)}"

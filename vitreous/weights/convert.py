@@ -10,16 +10,19 @@ from typing import Any
 
 from vitreous.model.config import ViTConfig
 from vitreous.model.protocol import Model, ModelConfig
+from vitreous.model.vit import ViT
 from vitreous.weights.formats.base import AssumptionWarning
 from vitreous.weights.formats.detect_format import canonical_name, format_named
 from vitreous.weights.io.containers import SUFFIXES
 from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat, shown
-from vitreous.weights.load import ImageSize, load, save
-from vitreous.weights.native import provenance_of
+from vitreous.weights.load import ImageSize, load, open_checkpoint, save
+from vitreous.weights.native import NativeCheckpoint, provenance_of
 from vitreous.weights.parity import Difference, compare, random_images
+from vitreous.weights.peers import PeerCheck, check_with_peer
 
 __all__ = ["Conversion", "UnsupportedByFormat", "convert"]
 
+LONG = 80  # characters of a config value
 # Fields that only affect training, select equivalent implementations, or are reported in `losses`.
 NOT_COMPARED = ("dropout", "stochastic_depth", "patch_dropout", "layer_scale", "patch_method", "norm_eps", "mlp")
 
@@ -33,7 +36,9 @@ class Conversion:
     losses: list[str]  # numeric differences accepted by `lossy`
     remarks: list[str]  # differences too small to need `lossy`
     not_kept: list[str]  # config fields that the written checkpoint does not preserve
-    differences: list[Difference]  # between the two models after each stage
+    differences: list[Difference]  # between the model and the checkpoint as read back, after each stage
+    read_as: str = "Vitreous"  # format of the source
+    peer: PeerCheck | None = None  # comparison with the other library, if requested
 
 
 def convert(
@@ -46,6 +51,7 @@ def convert(
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     lossy: bool = False,
+    check: bool = False,
 ) -> Conversion:
     """Convert a checkpoint to another format, read it back and compare the two models on random images.
 
@@ -53,11 +59,13 @@ def convert(
     to: The format to write, e.g. "vitreous", "timm", "huggingface", "google".
     format, image_size, num_classes, overrides: Options for reading the source, as in `vitreous.load`.
     lossy: Write the model even if the other library computes different outputs with the same weights.
+    check: Also run the other library on the written checkpoint, if it is installed, and compare its outputs.
     """
     target = Path(target)
     if target.exists() and os.path.exists(source) and target.samefile(source):
         raise ValueError(f"{target} is both the source and the target; choose another target")
-    model = load(source, format, image_size, num_classes, overrides)
+    opened = open_checkpoint(source, format)
+    model = opened.model(image_size, num_classes, overrides)
     save(model, target, to, lossy=lossy)
     provenance, losses, remarks = provenance_of(model), [], []
     if canonical_name(to) != "vitreous" and isinstance(model.config, ViTConfig):
@@ -66,8 +74,11 @@ def convert(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AssumptionWarning)  # reported in `not_kept`
         written, not_kept = _read_back(target, to, model.config)
-    differences = compare(model.float(), written.float(), random_images(model))
-    return Conversion(target, provenance, losses, remarks, not_kept, differences)
+    images = random_images(model)
+    differences = compare(model.float(), written.float(), images)
+    read_as = "Vitreous" if isinstance(opened.checkpoint, NativeCheckpoint) else provenance["origin"]
+    peer = check_with_peer(model, canonical_name(to), target, images) if check and isinstance(model, ViT) else None
+    return Conversion(target, provenance, losses, remarks, not_kept, differences, read_as, peer)
 
 
 def _read_back(target: Path, to: str, config: ModelConfig) -> tuple[Model, list[str]]:
@@ -98,5 +109,18 @@ def _changes(fields: Mapping[str, tuple[object, object]]) -> list[str]:
             parts = [field.name for field in dataclasses.fields(a)]
             lines += _changes({f"{name}.{part}": (getattr(a, part), getattr(b, part)) for part in parts})
         elif a != b:
-            lines.append(f"{name}: {shown(a)} is read as {shown(b)}")
+            before, after = _excerpts(str(a), str(b))
+            lines.append(f"{name}: {before} is read as {after}")
     return lines
+
+
+def _excerpts(a: str, b: str) -> tuple[str, str]:
+    """Escape and truncate two texts; long ones start shortly before their first difference.
+
+    >>> _excerpts("x" * 90 + "one", "x" * 90 + "two")
+    ('...xxxxxxxxxxone', '...xxxxxxxxxxtwo')
+    """
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    start = max(same - 10, 0) if max(len(a), len(b)) > LONG else 0
+    skipped = "..." if start else ""
+    return skipped + shown(a[start:], LONG), skipped + shown(b[start:], LONG)

@@ -19,10 +19,10 @@ from vitreous.common.text import single_spaced
 from vitreous.common.untrusted_files import MAX_JSON_BYTES
 from vitreous.model.protocol import Model
 from vitreous.weights.card import model_card
-from vitreous.weights.catalog import HUB_PREFIX
+from vitreous.weights.catalog import HUB_PREFIX, LICENSES
 from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.native import FAMILIARITY, provenance_of
+from vitreous.weights.native import FAMILIARITY, STATISTICS, provenance_of
 
 CARD = "README.md"
 DESCRIPTIONS = ("config.json", "preprocessor_config.json", CARD, FAMILIARITY)
@@ -60,7 +60,7 @@ class Snapshot:
         before = f"{record.get('repository')}@{record.get('commit')}"
         if "repository" in record and before != f"{self.repository}@{commit}":
             record["earlier"] = [*record.get("earlier", []), before]
-        license = _license(self.folder / CARD)
+        license = _license(self.folder / CARD) or LICENSES.get(self.repository)
         return record | {"repository": self.repository, "commit": commit} | ({"license": license} if license else {})
 
 
@@ -179,15 +179,19 @@ def download(source: str | Path, notice: str = "") -> Snapshot:
     return Snapshot(folder, name.repository)
 
 
+class HubUnavailable(OSError):
+    """Raised if a model is not in the cache and the Hub cannot be reached."""
+
+
 def _offline(name: Name, cached: Path | None, reason: str) -> Snapshot:
     from huggingface_hub import constants
 
     if cached is None:
-        raise OSError(f"{name} is not in the cache ({constants.HF_HUB_CACHE}), and {reason}")
+        raise HubUnavailable(f"{name} is not in the cache ({constants.HF_HUB_CACHE}), and {reason}")
     try:
         choose([file.name for file in cached.iterdir()])
     except BadCheckpoint as error:
-        raise OSError(f"the cached copy of {name} is incomplete ({cached} {error}), and {reason}") from None
+        raise HubUnavailable(f"the cached copy of {name} is incomplete ({cached} {error}), and {reason}") from None
     return Snapshot(cached, name.repository)
 
 
@@ -252,7 +256,8 @@ def push(model: Model, path: Path, format: str, repository: str, provenance: Map
     card = model_card(
         model.config, repository, parameters, record, f"{HUB_PREFIX}{repository}", LIBRARIES.get(format, "vitreous")
     )
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name != CARD)
+    # Statistics contain features of training images, which are not published.
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name not in (CARD, STATISTICS))
     sent = {file.name for file in files} | {CARD}
     page = f"{constants.ENDPOINT}/{repository}"
     api = HfApi(library_name="vitreous", library_version=vitreous.__version__)

@@ -17,6 +17,7 @@ from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model import Model, ResNet, ResNetConfig, ViT, ViTConfig
 from vitreous.model.meta_build import build_blank, fill
+from vitreous.model.options import Conditional
 from vitreous.weights.catalog import CATALOG, HUB_PREFIX
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.detect_format import canonical_name, format_named, identify, under
@@ -41,6 +42,10 @@ from vitreous.weights.native import (
 
 ImageSize = int | Sequence[int]
 NATIVE = "use format='vitreous' (--to vitreous)"
+LEARNED_POSITIONS = (
+    "Conditional positions are the default of `vitreous train` for few images; "
+    "to train with positions that other libraries support, name the model, e.g. --model ViT-Ti/16"
+)
 # Files that may be written. A folder that contains any other file is not replaced.
 WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}
 
@@ -179,7 +184,8 @@ def write_foreign(model: Model, format: Format, path: str | os.PathLike[str], lo
         usual = ", ".join(format.suffixes)
         raise ValueError(f"{target} must end in {usual} for {format.title}")
     if unsupported := unknown_options(config) or format.unsupported(config):
-        raise UnsupportedByFormat(f"{format.title} does not support this model: {'; '.join(unsupported)}")
+        remedy = f". {LEARNED_POSITIONS}" if isinstance(config.position, Conditional) else ""
+        raise UnsupportedByFormat(f"{format.title} does not support this model: {'; '.join(unsupported)}{remedy}")
     differences = format.differences(config, folder=target.suffix not in SUFFIXES)
     if differences and not lossy:
         in_folder = not format.suffixes and not format.differences(config, folder=True)

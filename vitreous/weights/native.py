@@ -1,21 +1,24 @@
 """Vitreous checkpoints: folders with `model.safetensors`, `config.json` and `README.md` (the model card).
 
-A calibrated checkpoint also has `familiarity.safetensors`.
+A calibrated checkpoint also has `familiarity.safetensors`. A head from `train --train-only lda` is stored together with
+`statistics.safetensors`, which `extend` needs.
 
 `config.json` contains everything needed to rebuild the model, preprocess images and label the classes, as well as the
 origin of the weights. Loading checks names, shapes and dtypes, builds the model on the meta device, and assigns
 memory-mapped tensors. No code is executed. Before saving, the model is compared with its config.
 """
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 import vitreous
@@ -34,7 +37,8 @@ from vitreous.weights.io.safetensors_file import check_tensors, read_header, rea
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FAMILIARITY = "familiarity.safetensors"  # only in calibrated checkpoints
-FILES = (WEIGHTS, CONFIG, CARD, FAMILIARITY)
+STATISTICS = "statistics.safetensors"  # only if the head was computed by LDA
+FILES = (WEIGHTS, CONFIG, CARD, FAMILIARITY, STATISTICS)
 VERSION = 1
 CALIBRATION = "calibration"  # entry of the provenance that describes the images a model was calibrated on
 FIELDS = ("format", "version", "model", "provenance")
@@ -68,11 +72,14 @@ def write_files(
 ) -> None:
     """Write the checkpoint files to an existing folder. `tensors`, if given, replaces the model's state dict."""
     record = {**provenance_of(model), **_to_json(provenance or {}), "vitreous": vitreous.__version__}
+    if model.config.calibration is None:  # the head or the image size may have been changed since
+        record.pop(CALIBRATION, None)
     (folder / CONFIG).write_bytes(_config_json(model.config, record))
     written = model.state_dict() if tensors is None else tensors
     parameters = sum(tensor.numel() for tensor in written.values())
     (folder / CARD).write_text(model_card(model.config, name, parameters, record), encoding="utf-8")
     write_tensors(written, folder / WEIGHTS)
+    _write_statistics(model, written, folder / STATISTICS)
     if model.familiarity is not None and model.config.calibration is not None:
         write_tensors(model.familiarity.tensors(), folder / FAMILIARITY)
 
@@ -194,6 +201,8 @@ class NativeCheckpoint:
         fill(model, read_tensors(file))
         if config.calibration is not None and (self.folder / FAMILIARITY).exists():
             model.familiarity = _read_familiarity(self.folder / FAMILIARITY, config.feature_width)
+        if (self.folder / STATISTICS).is_file():
+            set_statistics(model, *_read_statistics(self.folder / STATISTICS))
         return adapt(model, self.stored, self.provenance, image_size, num_classes)
 
 
@@ -278,6 +287,54 @@ def _read_config(folder: Path) -> tuple[AnyConfig, dict[str, Any]]:
         return decode(AnyConfig, document.get("model"), "model"), provenance
     except ValueError as error:
         raise BadCheckpoint(f"{file}: {error}") from error
+
+
+# ---- Statistics ------------------------------------------------------------------------------------------------------
+
+
+class Statistics(NamedTuple):
+    """Statistics of the features that the head was computed from, and the digest of the weights they belong to."""
+
+    tensors: dict[str, Tensor]
+    digest: str
+
+
+def set_statistics(model: Model, tensors: Mapping[str, Tensor], digest: str | None = None) -> None:
+    """Attach statistics to a model. By default they belong to its current weights."""
+    digest = digest or weights_digest(model.config, model.state_dict())
+    vars(model)["statistics"] = Statistics(dict(tensors), digest)
+
+
+def statistics_of(model: Model) -> dict[str, Tensor] | None:
+    """Return the statistics of a model, or None if it has none or if its weights or config have changed since."""
+    return _valid_statistics(model, model.state_dict())
+
+
+def weights_digest(config: ModelConfig, tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of a config, without its calibration, and tensors."""
+    fields = {name: value for name, value in to_dict(config).items() if name != "calibration"}
+    total = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _valid_statistics(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    statistics = vars(model).get("statistics")
+    if statistics is None or statistics.digest != weights_digest(model.config, tensors):
+        return None
+    return statistics.tensors
+
+
+def _write_statistics(model: Model, tensors: Mapping[str, Tensor], file: Path) -> None:
+    if (statistics := _valid_statistics(model, tensors)) is not None:
+        write_tensors(statistics, file, {"weights": vars(model)["statistics"].digest})
+
+
+def _read_statistics(file: Path) -> tuple[dict[str, Tensor], str]:
+    mapped = read_tensors(file)
+    return {name: tensor.clone() for name, tensor in mapped.items()}, mapped.metadata.get("weights", "unknown")
 
 
 # ---- Provenance and adaptation ---------------------------------------------------------------------------------------

@@ -21,10 +21,13 @@ class Difference(NamedTuple):
 @torch.no_grad()
 def compare(one: Model, other: Model, images: Float[Tensor, "b c h w"]) -> list[Difference]:
     """Compare the models stage by stage. Each continues from its own outputs, so differences accumulate."""
-    return [
-        Difference(stage, (a - b).abs().max().item(), (a - b).abs().mean().item(), a.abs().max().item())
-        for (stage, a), (_, b) in zip(one.stage_outputs(images), other.stage_outputs(images), strict=True)
-    ]
+    pairs = zip(one.stage_outputs(images), other.stage_outputs(images), strict=True)
+    return [difference(stage, a, b) for (stage, a), (_, b) in pairs]
+
+
+def difference(stage: str, a: Float[Tensor, "*shape"], b: Float[Tensor, "*shape"]) -> Difference:
+    """Return the difference between two outputs of the same stage."""
+    return Difference(stage, (a - b).abs().max().item(), (a - b).abs().mean().item(), a.abs().max().item())
 
 
 def random_images(model: Model, count: int = 2) -> Float[Tensor, "b c h w"]:

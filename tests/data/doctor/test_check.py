@@ -151,6 +151,19 @@ def test_many_classes_and_imbalance_are_summarised(tmp_path: Path) -> None:
     assert len(text.splitlines()) < 25
 
 
+def test_dark_sixteen_bit_images_are_reported_with_the_range_they_use(pets: Path) -> None:
+    assert check_data(str(pets)).brightest is None
+    for index, brightest in enumerate((3000, 4000)):
+        values = RANDOM.integers(0, brightest, (40, 50), np.uint16)
+        values[0, 0] = brightest
+        Image.fromarray(values).save(pets / f"train/cat/deep{index}.png")
+    report = check_data(str(pets))
+    assert report.brightest == 4000
+    assert "--value-range 0 4095" in str(report)
+    Image.fromarray(np.full((40, 50), 60_000, np.uint16)).save(pets / "train/cat/bright.png")
+    assert "--value-range" not in str(check_data(str(pets)))
+
+
 # ---- One image -------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +188,11 @@ CASES = {
     "animated": (
         encode(noise("RGB"), "WEBP", save_all=True, append_images=[noise("RGB")], lossless=True),
         ("animated",),
+        (40, 60),
+    ),
+    "two pages": (
+        encode(noise("RGB"), "TIFF", save_all=True, append_images=[noise("RGB")]),
+        ("several pages",),
         (40, 60),
     ),
     "small": (encode(noise(size=(31, 50))), ("smaller than 32 pixels",), (50, 31)),

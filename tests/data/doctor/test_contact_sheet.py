@@ -10,6 +10,7 @@ from PIL import Image
 from vitreous.common import fonts
 from vitreous.common.checks import BadValue
 from vitreous.common.fonts import font_for
+from vitreous.data.doctor import check_data
 from vitreous.data.doctor.contact_sheet import CAPTION, GAP, THUMB, contact_sheet, write_sheet
 from vitreous.data.sources.base import ArraySource
 
@@ -41,6 +42,18 @@ def test_long_images_keep_their_aspect_ratio() -> None:
     rows, columns = np.flatnonzero(red.any(axis=1)), np.flatnonzero(red.any(axis=0))
     assert len(columns) == THUMB
     assert len(rows) == THUMB // 4
+
+
+def test_dark_16_bit_images_are_shown_in_their_value_range(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.fromarray(np.full((40, 40), 4000 + i, np.uint16)).save(tmp_path / "data" / name / f"{i}.png")
+    sheet = tmp_path / "sheet.png"
+    check_data(str(tmp_path / "data"), contact_sheet=sheet)
+    pixels = np.asarray(Image.open(sheet).convert("L"))
+    assert ((pixels > 240) & (pixels < 255)).mean() > 0.1
+    assert (pixels < 30).mean() < 0.05
 
 
 @pytest.mark.parametrize("classes", [1, 20, 21, 300])

@@ -12,6 +12,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, features
 
 from images import as_array, difference, encoded, jpeg_decoder, smooth
 from vitreous.data.image import UnreadableImage, decode, decoding, fit, random_resized_crop, resize, size_of
@@ -118,6 +119,30 @@ def test_decoding_does_not_change_warning_filters_of_other_threads(monkeypatch: 
         resume.set()
         thread.join()
         warnings.warn("is not heard", UserWarning, stacklevel=1)
+
+
+def test_heic_is_read_with_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for pillow-heif registers a format, as the plugin does."""
+    plugin = ModuleType("pillow_heif")
+
+    def register_heif_opener() -> None:
+        Image.register_open("HEIF", lambda file, _: Image.new("RGB", (4, 3), "red"), lambda head: head[4:8] == b"ftyp")
+
+    monkeypatch.setattr(plugin, "register_heif_opener", register_heif_opener, raising=False)
+    monkeypatch.setattr(Image, "ID", [*Image.ID])
+    monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
+    data = b"\0\0\0\x18ftypheic" + bytes(20)
+    with pytest.raises(UnreadableImage):
+        decode(data)
+    monkeypatch.setitem(sys.modules, "pillow_heif", plugin)
+    decoding._register_heif.cache_clear()
+    assert decode(data).shape == (3, 3, 4)
+    decoding._register_heif.cache_clear()
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow cannot read AVIF")
+def test_avif_is_read() -> None:
+    assert decode(encoded(smooth(30, 40), "AVIF")).shape == (3, 30, 40)
 
 
 def test_other_channel_counts_are_rejected() -> None:

@@ -9,7 +9,9 @@ import torch
 from PIL import EpsImagePlugin, Image, ImageOps
 
 from images import as_array, difference, encoded, jpeg_decoder, smooth
-from vitreous.data.image import UnreadableImage, decode, random_resized_crop, size_of
+from vitreous.data.image import UnreadableImage, decode, fit, random_resized_crop, size_of
+from vitreous.data.image.decoding import brightest_value, range_for
+from vitreous.model.options import Preprocessing
 
 
 @pytest.fixture(params=["simplejpeg", "Pillow"])
@@ -94,6 +96,35 @@ def test_floats_and_wide_integers_are_scaled_by_the_smallest_common_range(top: f
     assert np.abs(image - ramp / top * expected).max() <= 1
     if top > 255:
         assert np.abs(as_array(decode(encoded(ramp.astype(np.int32), "TIFF")))[..., 0] - image).max() <= 1
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_value_range_maps_twelve_bits_to_the_whole_range(format: str) -> None:
+    values = np.linspace(0, 4095, 40 * 50).reshape(40, 50).astype(np.uint16)
+    data = encoded(values, format)
+    assert decode(data).max() == 16  # nearly black
+    pixels = decode(data, channels=1, value_range=(0, 4095))[0].numpy()
+    assert np.abs(pixels - values / 4095 * 255).max() <= 0.5
+    clipped = decode(data, channels=1, value_range=(1000, 2000))
+    assert (clipped == 0).float().mean() == pytest.approx(1000 / 4095, abs=0.01)
+    assert (clipped == 255).float().mean() == pytest.approx(2095 / 4095, abs=0.01)
+    whole = Preprocessing(crop_fraction=1.0, value_range=(0, 4095))
+    assert fit(data, (40, 50), whole, channels=1).max() == 255
+    crop = random_resized_crop(data, (40, 50), [0.5] * 4, (1.0, 1.0), value_range=(0, 4095))
+    assert crop.float().mean() == pytest.approx(127.5, abs=2)
+    colour = encoded(smooth(20, 30))
+    assert decode(colour, value_range=(0, 4095)).equal(decode(colour))
+
+
+def test_used_bits_of_sixteen_bit_images_are_found() -> None:
+    values = np.array([[0, 7], [3000, 5]], np.uint16)
+    assert brightest_value(encoded(values)) == 3000
+    assert brightest_value(encoded(values, "TIFF")) == 3000
+    assert brightest_value(encoded(smooth(20, 30), "JPEG")) is None
+    assert [range_for(value) for value in (3000, 4096, 16383)] == [(0, 4095), (0, 8191), (0, 16383)]
+    assert range_for(16384) is range_for(0) is None
+    with pytest.raises(UnreadableImage):
+        brightest_value(b"not an image")
 
 
 def test_nan_becomes_black() -> None:

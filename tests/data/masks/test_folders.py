@@ -1,6 +1,8 @@
 """Folder layouts with images and masks, and their problems."""
 
+import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,9 @@ from PIL import Image
 
 from images import encoded, smooth
 from masked_folders import CLASSES, folder, ids_of, write
-from vitreous.data.open import open_masked
+from vitreous.data.doctor.check import check_data
+from vitreous.data.masks.layouts import has_masks
+from vitreous.data.open import open_data, open_masked
 from vitreous.data.sources.base import Source
 
 
@@ -77,6 +81,84 @@ def test_mask_folder_without_images_is_ignored(tmp_path: Path) -> None:
     assert len(open_masked(str(tmp_path)).train) == 3
     (tmp_path / "Annotations/0.png").write_bytes(encoded(ids_of(0)))
     with pytest.raises(ValueError, match="the same purpose: 'Annotations', 'SegmentationClass'; keep one"):
+        open_masked(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("image", "mask"),
+    [
+        ("{split}/{i}.jpg", "{split}annot/{i}.png"),  # CamVid
+        ("{split}/{i}.jpg", "{split}_labels/{i}_L.png"),
+        ("{split}/{i}.jpg", "{split}_masks/{i}_mask.png"),
+        ("{split}/{i}.jpg", "{split}/{i}_mask.png"),
+        ("images/{split}/{i}.jpg", "labels/{split}/{i}.png"),
+        ("{split}/images/{i}.jpg", "{split}/annotations/{i}.png"),
+        ("images/{split}ing/{i}.jpg", "annotations/{split}ing/{i}.png"),  # ADE20K
+        ("leftImg8bit/{split}/ulm/{i}_leftImg8bit.png", "gtFine/{split}/ulm/{i}_gtFine_labelIds.png"),  # Cityscapes
+    ],
+    ids=lambda path: path,
+)
+def test_layouts_with_splits(image: str, mask: str, tmp_path: Path) -> None:
+    splits = ["train", "test"] if "ing/" in image else ["train", "val", "test"]
+    for i, split in enumerate(splits * 2):
+        for path, pixels in ((image, smooth(12, 16, i)), (mask, ids_of(i))):
+            file = tmp_path / path.format(split=split, i=i)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encoded(pixels, "JPEG" if file.suffix == ".jpg" else "PNG"))
+    assert has_masks(tmp_path)
+    data = open_masked(str(tmp_path))
+    assert len(data.train) == len(data.val) == 2
+    assert all(np.isin(data.val.mask(i), [0, 1, 2, 255]).all() for i in range(2))
+    assert "ignored" not in data.note
+    report = check_data(str(tmp_path))
+    assert report.masks is not None
+    assert not report.problems
+
+
+def test_masks_beside_images_without_splits(tmp_path: Path) -> None:
+    for i in range(4):
+        write(tmp_path, str(i), i, "", "")
+        (tmp_path / f"{i}.png").rename(tmp_path / f"{i}_mask.png")
+    data = open_masked(str(tmp_path))
+    assert sorted(names(data.train) + names(data.val)) == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
+    assert np.array_equal(data.val.mask(0) == 255, ids_of(int(Path(data.val.name(0)).stem)) == 255)
+    (tmp_path / "2_mask.png").unlink()
+    with pytest.raises(ValueError, match=r"1 of 4 images has no mask: '2.jpg'; expected e.g. '2_mask.png'"):
+        open_masked(str(tmp_path))
+
+
+def test_only_the_class_ids_of_cityscapes_are_read(tmp_path: Path) -> None:
+    for i, split in enumerate(("train", "train", "val")):
+        write(tmp_path, f"{split}/{i}", i, "leftImg8bit", "gtFine")
+        (tmp_path / f"leftImg8bit/{split}/{i}.jpg").rename(tmp_path / f"leftImg8bit/{split}/{i}_leftImg8bit.jpg")
+        mask = tmp_path / f"gtFine/{split}/{i}.png"
+        for kind in ("color", "instanceIds", "labelTrainIds"):
+            shutil.copy(mask, mask.with_name(f"{i}_gtFine_{kind}.png"))
+        mask.unlink()
+    data = open_masked(str(tmp_path))
+    assert (len(data.train), len(data.val)) == (2, 1)
+
+
+def test_folders_with_class_labels_are_not_taken_for_masks(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in ("cat/0.jpg", "dog/1.jpg"):
+            (tmp_path / split / name).parent.mkdir(parents=True)
+            (tmp_path / split / name).write_bytes(encoded(smooth(12, 16), "JPEG"))
+    (tmp_path / "train_labels").mkdir()
+    (tmp_path / "train_labels" / "labels.csv").write_text("0.jpg,cat\n")
+    assert not has_masks(tmp_path)
+    assert open_data(str(tmp_path)).classes == ("cat", "dog")
+
+
+def test_unknown_layouts_are_answered_with_the_command_that_fits(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for i in range(3):
+        write(root, str(i), i, "my photos", "segmentations")
+    with pytest.raises(ValueError, match="rename them") as error:
+        open_masked(str(root))
+    subprocess.run(re.findall(r"`(.*)`", str(error.value))[0], shell=True, check=True)
+    assert len(open_masked(str(root)).train) == 2
+    with pytest.raises(ValueError, match=f"did you mean '{root}'"):
         open_masked(str(tmp_path))
 
 

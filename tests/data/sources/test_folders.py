@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitreous.data.open import open_data
+from vitreous.data.sources import base
 from vitreous.data.sources.base import label_problems
 from vitreous.data.sources.folders import open_folder
 
@@ -57,6 +58,30 @@ def test_nested_folders_are_read_and_other_files_ignored(tmp_path: Path) -> None
     fill(tmp_path, "a/.4.jpg", "a/.hidden/5.jpg", "a/notes.txt", ".git/6.jpg", "b/jpg", "__MACOSX/a/._7.jpg")
     parts = open_folder(tmp_path).splits
     assert sorted(contents(parts["all"])) == ["a/3.gif", "a/x/2.jpg", "a/x/y/1.jpg", "b/1.ppm", "b/z/2.jpeg"]
+
+
+def test_files_with_unsupported_extensions_are_counted_and_named(tmp_path: Path) -> None:
+    images = [f"{name}/{i}.jpg" for name in "ab" for i in range(2)]
+    fill(tmp_path, *images, "a/deep/3.jpegg", "b/IMG_4", "b/5.jpegg", "a/notes.txt", "readme.jpegg", "a/.hidden")
+    data = open_data(str(tmp_path))
+    assert len(data.train) + len(data.val) == 4
+    assert "3 files" in data.note
+    assert "2 .jpegg, 1 without extension" in data.note
+    assert "a/deep/3.jpegg" in data.note
+    fill(tmp_path / "raw", "c/1.raw")
+    with pytest.raises(ValueError, match=r"c/1\.raw"):
+        open_data(str(tmp_path / "raw"))
+
+
+def test_heic_files_are_images_only_if_the_plugin_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, *(f"{name}/{i}.jpg" for name in "ab" for i in range(2)), "a/3.HEIC")
+    for installed in (True, False):
+        monkeypatch.setattr(base, "find_spec", lambda name, found=installed: object() if found else None)
+        base.readable_extensions.cache_clear()
+        data = open_data(str(tmp_path))
+        assert len(data.train) + len(data.val) == 4 + installed
+        assert ("vitreous[heic]" in data.note) is not installed
+    base.readable_extensions.cache_clear()
 
 
 def test_class_can_be_called_train(tmp_path: Path) -> None:

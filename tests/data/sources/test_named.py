@@ -71,13 +71,16 @@ def test_invalid_options_are_rejected(spec: str, message: str) -> None:
         open_data(spec)
 
 
-def test_built_in_name_takes_precedence_over_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_takes_precedence_over_a_built_in_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("digits/a/1.jpg", "digits/b/1.jpg", "digits/a/2.jpg", "digits/b/2.jpg"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     monkeypatch.chdir(tmp_path)
-    assert len(open_data("digits").classes) == 10
-    assert len(open_data("./digits").classes) == 2
+    folder = open_data("digits")
+    assert len(folder.classes) == 2
+    assert "built-in" in folder.note
+    assert "built-in" not in open_data("./digits").note
+    assert len(open_data("digits:").classes) == 10
     assert "digits" in NAMES
 
 

@@ -7,7 +7,10 @@ import pytest
 
 from inspect_requests import array, as_given, erase, get, sample_image, weights_of
 from live_server import Live
+from vitreous.data.image import decode
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
+from vitreous.inference.mask_images import hex_colours
+from vitreous.inference.predictor import SegmentPredictor
 
 
 @pytest.mark.parametrize("id", ["class-token", "sincos", "rotary", "relative", "masks", "registers"])
@@ -39,17 +42,19 @@ def test_filters(live: Live, models: dict[str, Any], id: str, side: int) -> None
 
 def test_a_segmenter_has_masks_and_its_encoder_attention(live: Live, models: dict[str, Any]) -> None:
     model, data = models["masks"], sample_image(5)
-    image = as_given(model, data)
-    ids = model(image)[0].argmax(dim=0).numpy()
+    image, pixels = as_given(model, data), decode(data, 3)
+    predictor = SegmentPredictor(model, device="cpu")
+    ids = predictor.scores(pixels[None])[0].argmax(dim=0).numpy()  # of the whole image, not of a centre crop
     mask = array(get(live, "masks", "mask", data))
     np.testing.assert_array_equal(mask, ids)
+    assert mask.shape[1] / mask.shape[0] == pytest.approx(pixels.shape[2] / pixels.shape[1], rel=0.05)
     shown = live.request("POST", "/v1/images?model=masks", data).json
     assert shown["predictions"] is None
     assert sum(one["share"] for one in shown["segments"]) == pytest.approx(1, abs=1e-4)
     for one in shown["segments"]:
         assert one["share"] == pytest.approx((ids == one["index"]).mean(), abs=1e-5)
         assert one["label"] == model.config.labels[one["index"]]
-        assert one["color"] == {"Background": "#000000", "pet": "#800000", "edge": "#008000"}[one["label"]]
+        assert one["color"] == hex_colours(model.config.labels)[one["index"]]
     reply = get(live, "masks", "attention/1", data)
     expected = model.encoder.attention(image)[1][0].detach().numpy()
     np.testing.assert_allclose(weights_of(reply, 3), expected, atol=expected.max() / 255)

@@ -14,7 +14,7 @@ from parity import check_close, check_identical, difference, noisy
 from timm_models import PLAIN, SIZES
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import Gelu, GlobalAverage, Learned1d, SwiGlu
+from vitreous.model.options import Gelu, GlobalAverage, Learned1d, Preprocessing, SwiGlu
 from vitreous.weights.convert import UnsupportedByFormat, convert
 from vitreous.weights.io.containers import read_file
 from vitreous.weights.io.errors import BadCheckpoint
@@ -176,6 +176,14 @@ def test_file_with_other_numerics_requires_lossy(
     vitreous.save(model, tmp_path / f"x{suffix}", format=format, lossy=True)
     loaded = vitreous.load(tmp_path / f"x{suffix}")
     assert loaded.config != model.config
+
+
+@pytest.mark.parametrize(("format", "name"), [("timm", "m.pth"), ("timm", "folder"), ("huggingface", "folder")])
+def test_value_range_of_16_bit_images_requires_lossy(format: str, name: str, tmp_path: Path) -> None:
+    model = build(dataclasses.replace(SMALL, preprocessing=Preprocessing(value_range=(0, 4095))))
+    with pytest.raises(UnsupportedByFormat, match="16-bit"):
+        vitreous.save(model, tmp_path / name, format=format)
+    vitreous.save(model, tmp_path / name, format=format, lossy=True)
 
 
 @pytest.mark.parametrize("format", ["timm", "huggingface"])

@@ -20,17 +20,26 @@ from rich.table import Table
 from vitreous.common.checks import Size, fail
 from vitreous.common.text import SafeConsole, one_line, plural
 from vitreous.data.doctor.contact_sheet import check_name, write_sheet
-from vitreous.data.image.decoding import UnreadableImage, decode, open_image, orientation_of, size_of
+from vitreous.data.doctor.findings import SHOWN, ModelFindings, Sample
+from vitreous.data.image.decoding import (
+    UnreadableImage,
+    brightest_value,
+    decode,
+    open_image,
+    orientation_of,
+    range_for,
+    size_of,
+)
 from vitreous.data.masks.files import map_in_threads
 from vitreous.data.masks.folders import open_mask_folder
+from vitreous.data.masks.layouts import has_masks
 from vitreous.data.open import find_data, make_splits
 from vitreous.data.sources.base import FoundData, Source, StoredImage, class_counts, label_problems
-from vitreous.data.sources.folders import has_masks, local_path
+from vitreous.data.sources.folders import local_path
 from vitreous.model.options import IGNORED
 
 SMALL = 32  # minimum shorter side in pixels
 EXTREME = 4  # maximum ratio of the longer to the shorter side
-SHOWN = 10  # maximum number of items printed per list
 IMBALANCE = 10  # maximum ratio of the largest to the smallest class
 
 # Unusual properties of an image, in the order of the report; also keys of the JSON output.
@@ -41,6 +50,7 @@ ODDITIES = (
     "palette",
     "alpha",
     "animated",
+    "several pages",
     f"smaller than {SMALL} pixels",
     f"more than {EXTREME} times as long as wide",
     "turned by EXIF",
@@ -48,15 +58,6 @@ ODDITIES = (
 
 
 # ---- The report ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Split, label and name of an image; the label is empty for unlabelled data."""
-
-    split: str
-    label: str
-    name: str
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,18 @@ class DataReport:
     duplicates: list[list[Sample]] = field(default_factory=list)  # identical images, same split and label
     odd: dict[str, list[Sample]] = field(default_factory=dict)
     sizes: dict[str, Size] = field(default_factory=dict)  # smallest, median and largest by area
+    brightest: int | None = None  # highest value of all 16-bit images
     damaged: list[str] = field(default_factory=list)  # e.g. truncated shards
     masks: MaskReport | None = None
     contact_sheet: str | None = None
+    suspicions: ModelFindings | None = None  # of a model, if one was given
 
     @property
     def problems(self) -> int:
         """Number of problems; a leak that is also a label conflict counts once."""
         masks = len(self.masks.problems) if self.masks is not None else 0
-        return len(self.label_problems) + len(self.unreadable) + len(self._copies()) + len(self.damaged) + masks
+        near = len(self.suspicions.near_leaks) if self.suspicions is not None else 0
+        return len(self.label_problems) + len(self.unreadable) + len(self._copies()) + len(self.damaged) + masks + near
 
     @property
     def balance(self) -> tuple[str, int, str, int] | None:
@@ -116,6 +120,11 @@ class DataReport:
             return None
         large, small = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
         return large, counts[large], small, counts[small]
+
+    @property
+    def value_range(self) -> tuple[int, int] | None:
+        """Range of the 16-bit images if they use only some of their bits, otherwise None."""
+        return None if self.brightest is None else range_for(self.brightest)
 
     def _copies(self) -> list[tuple[str, list[Sample]]]:
         """List the groups of identical images that count as problems, each once and with a title."""
@@ -152,6 +161,13 @@ class DataReport:
         yield from _shortened([_problem(title, " = ".join(map(self._shown, group))) for title, group in self._copies()])
         for problem in self.masks.problems if self.masks is not None else []:
             yield _problem("masks", problem)
+        if self.suspicions is not None:
+            near = [
+                (f"leak, near duplicate ({group.correlation:.2f})", " = ".join(map(self._shown, group.samples)))
+                for group in self.suspicions.near_leaks
+            ]
+            yield from _shortened([_problem(title, text) for title, text in near])
+            yield from self.suspicions.lines()
         if self.contact_sheet is not None:
             yield f"contact sheet: {escape(self.contact_sheet)}"
         if self.problems:
@@ -193,6 +209,9 @@ class DataReport:
         if self.sizes:
             sizes = ", ".join(f"{name} {height} x {width}" for name, (height, width) in self.sizes.items())
             yield f"image sizes (height x width): {sizes}"
+        if (used := self.value_range) is not None:
+            flag = f"train uses --value-range {used[0]} {used[1]} unless you set another one"
+            yield f"16-bit images use only values up to {self.brightest:,}, so they would be nearly black; {flag}"
         for kind, samples in self.odd.items():
             yield escape(f"{kind}: {plural(len(samples), 'image')}, e.g. {self._shown(samples[0])}")
         if self.duplicates:
@@ -244,31 +263,36 @@ def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None =
     `spec` and `root` are as in `open_data`. `contact_sheet` is an optional path for a PNG of sample images.
     """
     path = local_path(spec, root)
-    if has_masks(path):
-        if contact_sheet is not None:
+    if contact_sheet is not None:
+        if has_masks(path):
             fail("out", contact_sheet, "omitted for segmentation data, because a contact sheet needs image labels")
-        return _check_masked(path)
-    if contact_sheet is not None:
         check_name(contact_sheet)
-    found = find_data(spec, root)
-    splits, note = _divide(found)
+    try:
+        found, splits, note = open_splits(spec, root)
+    except ValueError as error:
+        if not has_masks(path):
+            raise
+        name = path.resolve().name
+        return DataReport(name, masks=MaskReport([line.removeprefix(f"{name}: ") for line in str(error).splitlines()]))
     report = _examine(found, splits, note)
+    if has_masks(path):
+        return replace(report, masks=_check_masks(splits))
     if contact_sheet is not None:
-        report = replace(report, contact_sheet=str(write_sheet(splits, contact_sheet)))
+        report = replace(report, contact_sheet=str(write_sheet(splits, contact_sheet, report.value_range)))
     return report
 
 
-def _check_masked(path: Path) -> DataReport:
-    try:
-        found = open_mask_folder(path)
-    except ValueError as error:
-        name = path.resolve().name
-        return DataReport(name, masks=MaskReport([line.removeprefix(f"{name}: ") for line in str(error).splitlines()]))
-    splits, note = _divide(found)
+def open_splits(spec: str, root: Path | None = None) -> tuple[FoundData, dict[str, Source], str]:
+    """Open a data set with its masks, if it has any, and split it; also return a note on the splits."""
+    path = local_path(spec, root)
+    found = open_mask_folder(path) if has_masks(path) else find_data(spec, root)
+    return found, *_divide(found)
+
+
+def _check_masks(splits: dict[str, Source]) -> MaskReport:
     classes = next(iter(splits.values())).mask_classes
     coverage = {split: _coverage(source) for split, source in splits.items()}
-    masks = MaskReport(_unlearnable(classes, coverage), classes, coverage)
-    return replace(_examine(found, splits, note), masks=masks)
+    return MaskReport(_unlearnable(classes, coverage), classes, coverage)
 
 
 def _divide(found: FoundData) -> tuple[dict[str, Source], str]:
@@ -296,7 +320,7 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
     checks = map_in_threads(check, keys, "checking images")
     odd: dict[str, list[Sample]] = defaultdict(list)
     copies: dict[bytes, list[Sample]] = defaultdict(list)
-    unreadable, sizes = [], []
+    unreadable, sizes, brightest = [], [], []
     for (split, index), checked in zip(keys, checks, strict=True):
         source = splits[split]
         label = source.classes[source.labels[index]] if found.labelled else ""
@@ -305,6 +329,7 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
             unreadable.append(UnreadableSample(split, label, sample.name, checked.error))
             continue
         sizes.append(checked.size)
+        brightest += [] if checked.brightest is None else [checked.brightest]
         copies[checked.digest].append(sample)
         for kind in checked.odd:
             odd[kind].append(sample)
@@ -323,6 +348,7 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
         duplicates=[group for group in groups if len({(sample.split, sample.label) for sample in group}) == 1],
         odd=dict(odd),
         sizes={"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]} if sizes else {},
+        brightest=max(brightest, default=None),
         damaged=found.damaged,
     )
 
@@ -338,6 +364,7 @@ class ImageCheck:
     size: Size | None = None
     odd: tuple[str, ...] = ()
     error: str = ""
+    brightest: int | None = None  # highest value of a 16-bit image
 
 
 def check_image(image: StoredImage) -> ImageCheck:
@@ -347,14 +374,14 @@ def check_image(image: StoredImage) -> ImageCheck:
     try:
         height, width = size_of(image)
         decode(image, at_least=(SMALL, SMALL))
-        odd = _oddities(image)
+        odd, brightest = _oddities(image), brightest_value(image)
     except UnreadableImage as error:
         return ImageCheck(digest, error=str(error))
     if min(height, width) < SMALL:
         odd.add(f"smaller than {SMALL} pixels")
     if max(height, width) > EXTREME * min(height, width):
         odd.add(f"more than {EXTREME} times as long as wide")
-    return ImageCheck(digest, (height, width), tuple(name for name in ODDITIES if name in odd))
+    return ImageCheck(digest, (height, width), tuple(name for name in ODDITIES if name in odd), brightest=brightest)
 
 
 def _oddities(stored: StoredImage) -> set[str]:
@@ -365,14 +392,15 @@ def _oddities(stored: StoredImage) -> set[str]:
     image = open_image(stored)
     deep = image.mode == "F" or image.mode.startswith("I")
     # A phone's MPO file also has several frames, but they are an image and its preview.
-    animated = image.format != "MPO" and bool(getattr(image, "is_animated", False))
+    several = image.format != "MPO" and bool(getattr(image, "is_animated", False))
     present = {
         "grey": deep or image.mode in ("1", "L", "LA", "La"),
         "CMYK": image.mode == "CMYK",
         "more than 8 bits": deep,
         "palette": image.mode in ("P", "PA"),
         "alpha": image.has_transparency_data,
-        "animated": animated,
+        "animated": several and image.format != "TIFF",
+        "several pages": several and image.format == "TIFF",
         "turned by EXIF": orientation_of(image, stored) != 1,
     }
     return {name for name, true in present.items() if true}

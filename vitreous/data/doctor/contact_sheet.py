@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from vitreous.common.checks import fail
 from vitreous.common.fonts import font_for
-from vitreous.data.image.decoding import UnreadableImage, decode
+from vitreous.data.image.decoding import UnreadableImage, ValueRange, decode
 from vitreous.data.sources.base import Source
 
 THUMB, GAP, CAPTION = 96, 6, 18
@@ -21,15 +21,15 @@ def check_name(path: Path) -> None:
         fail("out", path, "a .png file name")
 
 
-def write_sheet(splits: Mapping[str, Source], path: Path) -> Path:
+def write_sheet(splits: Mapping[str, Source], path: Path, value_range: ValueRange | None = None) -> Path:
     """Write the contact sheet, creating its folder if necessary."""
     check_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    contact_sheet(splits).save(path)
+    contact_sheet(splits, value_range).save(path)
     return path
 
 
-def contact_sheet(splits: Mapping[str, Source]) -> Image.Image:
+def contact_sheet(splits: Mapping[str, Source], value_range: ValueRange | None = None) -> Image.Image:
     """Draw one row of images per class. If there are many classes, the rows are shorter and fill several columns."""
     classes = next(iter(splits.values())).classes
     each = 8 if len(classes) <= 20 else 4 if len(classes) <= 200 else 2
@@ -45,13 +45,15 @@ def contact_sheet(splits: Mapping[str, Source]) -> Image.Image:
         if (font := font_for(caption)) is None:
             caption, font = f"class {number}  ({total:,})", font_for("")
         pen.text((x, y + 2), caption, fill="black", font=font)
-        for place, thumb in enumerate(_thumbnails(splits, number, each)):
+        for place, thumb in enumerate(_thumbnails(splits, number, each, value_range)):
             left, top = x + place * (THUMB + GAP), y + CAPTION
             sheet.paste(thumb, (left + (THUMB - thumb.width) // 2, top + (THUMB - thumb.height) // 2))
     return sheet
 
 
-def _thumbnails(splits: Mapping[str, Source], label: int, count: int) -> list[Image.Image]:
+def _thumbnails(
+    splits: Mapping[str, Source], label: int, count: int, value_range: ValueRange | None
+) -> list[Image.Image]:
     """Return up to `count` thumbnails of a class, evenly spaced in the first split and, if needed, the next ones."""
     thumbs: list[Image.Image] = []
     for source in splits.values():
@@ -59,10 +61,10 @@ def _thumbnails(splits: Mapping[str, Source], label: int, count: int) -> list[Im
         wanted = min(count - len(thumbs), len(inside))
         for index in inside[np.linspace(0, len(inside) - 1, wanted).astype(int)].tolist() if wanted else []:
             try:
-                pixels = decode(source.image(index), at_least=(THUMB, THUMB)).permute(1, 2, 0).numpy()
+                decoded = decode(source.image(index), at_least=(THUMB, THUMB), value_range=value_range)
             except (UnreadableImage, OSError):
                 continue
-            image = Image.fromarray(np.ascontiguousarray(pixels))
+            image = Image.fromarray(np.ascontiguousarray(decoded.permute(1, 2, 0).numpy()))
             scale = THUMB / max(image.size)
             size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
             thumbs.append(image.resize(size, Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC))

@@ -1,7 +1,8 @@
 """Crops images to the model's size: centre crop or padding for evaluation, random resized crop for training.
 
 Masks are cropped in exactly the same way as their images, with nearest-neighbour interpolation. Everything here runs in
-the loader's workers, on one image at a time, with a single antialiased resize on uint8.
+the loader's workers, on one image at a time, with a single antialiased resize on uint8; batch_crop.py does the same on
+a GPU. Images that are kept in memory are first reduced by `shrink`.
 
 c: channels; h, w: height and width in pixels.
 """
@@ -20,6 +21,7 @@ from vitreous.data.image.decoding import (
     ImageHeader,
     Interpolation,
     UnreadableImage,
+    ValueRange,
     decode_pixels,
     read_image_header,
     reduction_factor,
@@ -31,6 +33,8 @@ from vitreous.data.sources.base import StoredImage
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.options import IGNORED, Preprocessing
 
+RATIO = (3 / 4, 4 / 3)  # aspect ratios (width / height) of random resized crops
+
 # ---- Evaluation ------------------------------------------------------------------------------------------------------
 
 
@@ -41,7 +45,8 @@ def fit(
     header = read_image_header(image)
     resized = resized_for(header.size, size, preprocessing)
     with reserve_memory(header.bytes):
-        pixels, _ = decode_pixels(image, header, channels, _fit_factor(header, resized) if fast else 1)
+        factor = _fit_factor(header, resized) if fast else 1
+        pixels, _ = decode_pixels(image, header, channels, factor, value_range=preprocessing.value_range)
         for axis in (0, 1):
             pixels, side = _trim(pixels, axis + 1, resized[axis], size[axis])
             resized = (side, resized[1]) if axis == 0 else (resized[0], side)
@@ -95,17 +100,18 @@ def random_resized_crop(
     size: Size,
     numbers: Sequence[float],
     scale: tuple[float, float],
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    ratio: tuple[float, float] = RATIO,
     interpolation: Interpolation = "bicubic",
     channels: int = 3,
     fast: bool = False,
+    value_range: ValueRange | None = None,
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
     """Crop at random, using four uniform `numbers` (see `crop_box`), and resize. The result is channels-last."""
     header = read_image_header(image)
     top, left, height, width = crop_box(header.size, numbers, scale, ratio)
     reduced = reduction_factor((height, width), size) if fast else 1
     with reserve_memory(header.bytes):
-        pixels, factor = decode_pixels(image, header, channels, reduced, bottom=top + height)
+        pixels, factor = decode_pixels(image, header, channels, reduced, bottom=top + height, value_range=value_range)
         crop = pixels[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
         return repeat_grey(resize(crop, size, interpolation), channels)
 
@@ -150,6 +156,37 @@ def _aspects(
     return aspects, mass / mass[-1] if mass[-1] > 0 else None
 
 
+# ---- Images to be kept in memory -------------------------------------------------------------------------------------
+
+
+def shrunk(size: Size, side: int) -> Size:
+    """Return a size with the same aspect ratio whose shorter side is at most `side`.
+
+    >>> shrunk((300, 450), 200), shrunk((100, 150), 200)
+    ((200, 300), (100, 150))
+    """
+    shorter = min(size)
+    return size if shorter <= side else (round(size[0] * side / shorter), round(size[1] * side / shorter))
+
+
+def shrink(
+    image: StoredImage, side: int, interpolation: Interpolation, channels: int = 3, fast: bool = False
+) -> UInt8[Tensor, "c h w"]:
+    """Decode an image and reduce its shorter side to `side` pixels if it is longer. Grey images keep one channel."""
+    header = read_image_header(image)
+    size = shrunk(header.size, side)
+    with reserve_memory(header.bytes):
+        pixels, _ = decode_pixels(image, header, channels, _fit_factor(header, size) if fast else 1)
+        return pixels if pixels.shape[1:] == size else resize(pixels, size, interpolation)
+
+
+def shrink_mask(ids: UInt8[np.ndarray, "h w"], image: StoredImage, side: int) -> UInt8[np.ndarray, "h2 w2"]:
+    """Reduce a mask like its image in `shrink`."""
+    header = _header_for_mask(ids, image)
+    size = shrunk(header.size, side)
+    return _sample_mask(ids, (0, 0, *header.size), 1, size, (0, 0), size).numpy()
+
+
 # ---- Masks -----------------------------------------------------------------------------------------------------------
 
 
@@ -169,7 +206,7 @@ def crop_mask(
     size: Size,
     numbers: Sequence[float],
     scale: tuple[float, float],
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    ratio: tuple[float, float] = RATIO,
     fast: bool = False,
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
     """Crop and resize a mask like its image in `random_resized_crop`, given the same numbers."""

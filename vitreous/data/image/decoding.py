@@ -16,7 +16,7 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal, TypeVar
@@ -32,6 +32,7 @@ from vitreous.common.checks import Size
 from vitreous.data.sources.base import StoredImage
 
 Interpolation = Literal["bilinear", "bicubic"]
+ValueRange = tuple[float, float]  # values that become black and white
 Pixels = TypeVar("Pixels", np.ndarray, Image.Image)
 
 # Images with more pixels are rejected before decoding, to prevent decompression bombs. Pillow has the same limit.
@@ -169,12 +170,17 @@ def reduction_factor(size: Size, at_least: Size) -> int:
 
 
 def decode_pixels(
-    image: StoredImage, header: ImageHeader, channels: int, factor: int = 1, bottom: int | None = None
+    image: StoredImage,
+    header: ImageHeader,
+    channels: int,
+    factor: int = 1,
+    bottom: int | None = None,
+    value_range: ValueRange | None = None,
 ) -> tuple[UInt8[Tensor, "c h w"], int]:
     """Decode an image, at 1 / factor of its size if the format supports it; also return the factor used.
 
-    Rows below `bottom` may be skipped. A grey image keeps one channel even for `channels=3`; repeating the channel
-    after the resize saves memory.
+    Rows below `bottom` may be skipped. `value_range` is that of `Preprocessing`. A grey image keeps one channel even
+    for `channels=3`; repeating the channel after the resize saves memory.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
@@ -190,7 +196,7 @@ def decode_pixels(
             assert isinstance(image, bytes)
             opened = header.opened or open_image(image)
             factor = reduce(opened, channels == 1, factor)
-            pixels = pixels_of(opened)
+            pixels = pixels_of(opened, value_range)
             opened.close()  # free its copy before the resize allocates memory
         if channels == 1 and pixels.shape[2] == 3:
             pixels = _in_strips(pixels, grey_of, 1)
@@ -215,7 +221,9 @@ def repeat_grey(image: UInt8[Tensor, "c1 h w"], channels: int) -> UInt8[Tensor, 
     return image.permute(1, 2, 0).repeat(1, 1, channels).permute(2, 0, 1)
 
 
-def decode(image: StoredImage, channels: int = 3, at_least: Size | None = None) -> UInt8[Tensor, "c h w"]:
+def decode(
+    image: StoredImage, channels: int = 3, at_least: Size | None = None, value_range: ValueRange | None = None
+) -> UInt8[Tensor, "c h w"]:
     """Decode an image to upright grey (1 channel) or RGB (3 channels), channels last in memory.
 
     Transparent images are blended over white; animations are reduced to their first frame. With `at_least`, a JPEG may
@@ -224,7 +232,8 @@ def decode(image: StoredImage, channels: int = 3, at_least: Size | None = None) 
     header = read_image_header(image)
     with reserve_memory(header.bytes):
         factor = reduction_factor(header.size, at_least) if at_least else 1
-        return repeat_grey(decode_pixels(image, header, channels, factor)[0], channels)
+        pixels, _ = decode_pixels(image, header, channels, factor, value_range=value_range)
+        return repeat_grey(pixels, channels)
 
 
 def resize(
@@ -361,7 +370,7 @@ def _simplejpeg() -> ModuleType | None:
 
 STRIP = 1 << 20  # pixels to convert at a time
 # Bytes per pixel that Pillow's decoders allocate in addition to the image, e.g. for animation frames.
-DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
+DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "HEIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
 
 PROGRAMS = ("EPS", "WMF")  # formats that Pillow would pass to Ghostscript or Windows to execute
 
@@ -375,10 +384,18 @@ def open_image(data: bytes) -> Image.Image:
     # is not thread-safe: it restores the filters of the whole process.
     if _FROM_PILLOW not in warnings.filters:
         warnings.filterwarnings("ignore", module=_PILLOW)
+    _register_heif()
     image = Image.open(io.BytesIO(data))
     if image.format in PROGRAMS:
         raise UnidentifiedImageError
     return image
+
+
+@functools.cache
+def _register_heif() -> None:
+    """Make Pillow read HEIC files if the pillow-heif plugin is installed."""
+    with suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener()
 
 
 def orientation_of(image: Image.Image, data: bytes) -> int:
@@ -409,11 +426,11 @@ def bytes_to_decode(image: Image.Image) -> int:
     return image.width * image.height * each
 
 
-def pixels_of(image: Image.Image) -> np.ndarray:
+def pixels_of(image: Image.Image, value_range: ValueRange | None = None) -> np.ndarray:
     """Decode to uint8 [h, w, 1] for a grey image, otherwise [h, w, 3], with little extra memory."""
     image.load()
     if _is_deep(image):
-        return _eight_bits(image)
+        return _eight_bits(image, value_range)
     if image.has_transparency_data:
         return _in_strips(image, lambda strip: over_white(np.asarray(strip.convert("RGBA"))), 3)
     if image.mode in ("1", "L"):
@@ -449,22 +466,48 @@ def _in_strips(image: Pixels, convert: Callable[[Pixels], np.ndarray], channels:
     return result
 
 
-def _eight_bits(image: Image.Image) -> np.ndarray:
+def brightest_value(data: StoredImage) -> int | None:
+    """Return the highest value of a 16-bit grey image, or None for other images."""
+    if isinstance(data, np.ndarray):
+        return None
+    with decode_errors():
+        image = open_image(data)
+        if not _is_16_bit(image):
+            return None
+        check_memory((image.height, image.width), bytes_to_decode(image))
+        image.load()
+        return max(int(np.asarray(strip).max()) for _, strip in _strips(image))
+
+
+def range_for(brightest: int) -> tuple[int, int] | None:
+    """Return the value range of 16-bit images that use 14 bits or less, which would otherwise be nearly black."""
+    bits = brightest.bit_length()
+    return (0, 2**bits - 1) if 0 < bits <= 14 else None
+
+
+def _is_16_bit(image: Image.Image) -> bool:
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+
+
+def _eight_bits(image: Image.Image, value_range: ValueRange | None = None) -> np.ndarray:
     """Scale the value range to 0..255; Pillow's conversion would clip it.
 
     The maximum of 16-bit files is known. For 32-bit integers and floats, use the first of 1, 255 (both only for floats)
-    and 65535 that no pixel exceeds, or else the value of the brightest pixel.
+    and 65535 that no pixel exceeds, or else the value of the brightest pixel. `value_range` replaces all of these.
     """
-    if image.mode.startswith("I;16") or image.format == "PNG":
+    if value_range is None and _is_16_bit(image):
         return _in_strips(image, lambda strip: ((np.asarray(strip).astype(np.uint32) + 128) // 257)[..., None], 1)
 
     def values(strip: Image.Image) -> np.ndarray:
         return np.nan_to_num(np.asarray(strip).astype(np.float64), posinf=0, neginf=0)
 
-    brightest = max(float(values(strip).max()) for _, strip in _strips(image))
-    ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
-    top = next((top for top in ranges if brightest <= top), brightest)
-    return _in_strips(image, lambda strip: np.clip(np.rint(values(strip) * (255 / top)), 0, 255)[..., None], 1)
+    if value_range is None:
+        brightest = max(float(values(strip).max()) for _, strip in _strips(image))
+        ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
+        value_range = (0.0, next((top for top in ranges if brightest <= top), brightest))
+    low, high = value_range
+    factor = 255 / (high - low)
+    return _in_strips(image, lambda strip: np.clip(np.rint((values(strip) - low) * factor), 0, 255)[..., None], 1)
 
 
 def over_white(rgba: np.ndarray) -> np.ndarray:

@@ -1,14 +1,11 @@
-"""Reader for folders with `images/[train|val|test/]...` and `masks/[train|val|test/]...`, or with `train/images` and
-`train/masks`, `val/images` and `val/masks`, and so on.
+"""Reader for folders of images and masks in the layouts of layouts.py.
 
-A mask is a PNG of class ids (files.py) with the same relative path as its image; `classes.txt` names the ids. Pascal
-VOC's folder layout is also supported; its image lists define the splits.
+A mask is a PNG of class ids (files.py); `classes.txt` names the ids. Pascal VOC's image lists define its splits.
 """
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,10 +21,10 @@ from vitreous.data.masks.files import (
     read_classes,
     read_ids,
 )
-from vitreous.data.sources.base import SPLITS, UNSPLIT, FileSource, FoundData, by_split, split_folders
-from vitreous.data.sources.folders import IMAGES, MASKS, UNLABELLED, images_below, list_folder
+from vitreous.data.masks.layouts import OTHER_VIEW, FolderPair, files_of, find_folders, key_of, match
+from vitreous.data.sources.base import SPLITS, UNSPLIT, FileSource, FoundData, by_split
+from vitreous.data.sources.folders import UNLABELLED
 
-EXPECTED = "expected {0}/images and {0}/masks, with one PNG of class ids per image (or use the built-in 'shapes')"
 LISTS = "ImageSets/Segmentation"  # Pascal VOC: train.txt, val.txt, ... with one image name per line
 
 
@@ -56,7 +53,7 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str
     names = read_classes(listing) if listing.is_file() else None
     if names is not None:
         number_classes(names, ignore)  # fail before reading all masks
-    folders, notes = _find_folders(root)
+    folders, notes = find_folders(root)
     splits, pairs, problems = _pair(root, folders, notes)
     checks = check_masks(root, pairs)
     if problems := problems + mask_problems(pairs, checks, names):
@@ -84,75 +81,10 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str
 
 def open_unmasked(root: Path) -> FoundData:
     """Open the images without their masks."""
-    folders, notes = _find_folders(root)
-    items = [(pair.split, path) for pair in folders for path in images_below(root, pair.images)]
+    folders, notes = find_folders(root)
+    items = [(pair.split, path) for pair in folders for path in files_of(root, pair)[0]]
     source = FileSource(root, [path for _, path in items], np.zeros(len(items), np.int64), (UNLABELLED,))
     return FoundData(root.resolve().name, by_split(source, (split for split, _ in items)), notes, labelled=False)
-
-
-# ---- Folders ---------------------------------------------------------------------------------------------------------
-
-
-class FolderPair(NamedTuple):
-    """Image and mask folders of one split, relative to the root."""
-
-    split: str
-    images: str
-    masks: str
-
-
-def count_pairs(root: Path) -> int:
-    """Count the images that have a mask with the same name."""
-
-    def keys(folder: str) -> set[str]:
-        return {_key(path, folder) for path in images_below(root, folder)}
-
-    pairs = [pair for pair in _find_folders(root)[0] if (root / pair.masks).is_dir()]
-    return sum(len(keys(pair.images) & keys(pair.masks)) for pair in pairs)
-
-
-def _find_folders(root: Path) -> tuple[list[FolderPair], list[str]]:
-    """Find the image and mask folders; also return a note about ignored folders."""
-    folders = list_folder(root)[0]
-    images, masks = _find(root, folders, IMAGES), _find(root, folders, MASKS)
-    if images and masks:
-        return _find_splits(root, images, masks)
-    found = []
-    for folder, split in split_folders(folders, root).items():
-        within = list_folder(root / folder)[0]
-        images, masks = _find(root / folder, within, IMAGES), _find(root / folder, within, MASKS)
-        if images and masks:
-            found.append(FolderPair(split, os.path.join(folder, images), os.path.join(folder, masks)))
-    if not found:
-        inside = f"only {listed(folders)}" if folders else "no folders"
-        raise ValueError(f"{root} has {inside}; {EXPECTED.format('DIR')}")
-    used = {os.path.dirname(pair.images) for pair in found}
-    others = [folder for folder in folders if folder not in used]
-    return found, [f"{listed(others)} ignored"] if others else []
-
-
-def _find_splits(root: Path, images: str, masks: str) -> tuple[list[FolderPair], list[str]]:
-    folders, loose, _ = list_folder(root / images)
-    splits = split_folders(folders, root / images)
-    if not splits or ("train" not in splits.values() and len(splits) < len(folders)):
-        return [FolderPair(UNSPLIT, images, masks)], []
-    of_masks = split_folders(list_folder(root / masks)[0], root / masks)
-    by_name = {split: folder for folder, split in of_masks.items()}
-    found = [
-        FolderPair(split, os.path.join(images, folder), os.path.join(masks, by_name.get(split, folder)))
-        for folder, split in splits.items()
-    ]
-    others = [os.path.join(images, name) for name in (*folders, *loose) if name not in splits]
-    return found, [f"{listed(others)} ignored"] if others else []
-
-
-def _find(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
-    found = [folder for folder in folders if folder.lower() in names]
-    if len(found) > 1:  # one may have other files, e.g. XML files in Pascal VOC's Annotations
-        found = [folder for folder in found if images_below(root, folder)] or found
-    if len(found) > 1:
-        raise ValueError(f"{root} has several folders for the same purpose: {listed(found)}; keep one")
-    return found[0] if found else None
 
 
 # ---- Pairs -----------------------------------------------------------------------------------------------------------
@@ -163,28 +95,29 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
     splits, pairs = [], []
     missing, alone, others, total = [], [], [], 0
     lists, unlisted = _read_lists(root), 0
-    for split, images, masks in folders:
-        files = images_below(root, masks) if (root / masks).is_dir() else []
-        pngs = {path for path in files if path.lower().endswith(".png")}
-        by_key = {_key(path, masks): path for path in sorted(pngs)}
-        if split == "test" and not files and not _has_files(root / masks):
-            notes.append(f"{images} has no masks and is ignored")
+    for pair in folders:
+        split, folder = pair.split, pair.masks
+        images, masks = files_of(root, pair)
+        if split == "test" and not masks and (pair.images == folder or not _has_files(root / folder)):
+            notes.append(f"{pair.images} has no masks and is ignored")
             continue
-        others += [path for path in files if path not in pngs]
-        with_image = set()
-        for path in images_below(root, images):
-            key = _key(path, images)
-            with_image.add(key)
-            if lists and (key not in lists or (lists[key] == "test" and key not in by_key)):
+        pngs = [path for path in masks if path.lower().endswith(".png")]
+        others += [path for path in masks if not path.lower().endswith(".png")]
+        mask_of = match(images, pngs, pair.images, folder)
+        for path in images:
+            key = key_of(path, pair.images)
+            if lists and (key not in lists or (lists[key] == "test" and path not in mask_of)):
                 unlisted += 1  # or listed in a test split without public masks
                 continue
             total += 1
-            if key in by_key:
+            if path in mask_of:
                 splits.append(lists.get(key, split))
-                pairs.append((path, by_key[key]))
+                pairs.append((path, mask_of[path]))
             else:
-                missing.append((path, os.path.join(masks, f"{key}.png")))
-        alone += [path for key, path in by_key.items() if key not in with_image]
+                ending = "_mask" if pair.images == folder else ""
+                missing.append((path, os.path.join(folder, f"{key}{ending}.png")))
+        used = set(mask_of.values())
+        alone += [path for path in pngs if path not in used and not OTHER_VIEW.search(key_of(path, folder))]
     if not total:
         raise ValueError(f"{root}: no images in {listed([pair.images for pair in folders])}")
     problems = []
@@ -212,8 +145,3 @@ def _read_lists(root: Path) -> dict[str, str]:
 def _has_files(folder: Path) -> bool:
     """True if a folder contains any file that is not hidden."""
     return any(not name.startswith(".") for _, _, names in os.walk(folder) for name in names)
-
-
-def _key(path: str, folder: str) -> str:
-    """Return the path relative to `folder`, without extension. An image and its mask have the same key."""
-    return os.path.splitext(os.path.relpath(path, folder))[0]

@@ -5,15 +5,18 @@ A label applies to a whole image, a mask to its pixels. Masks are optional; sour
 `FoundData`, which has a source for each split and a list of problems.
 """
 
+import functools
 import os
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from PIL import features
 
 from vitreous.common.text import listed
 from vitreous.common.untrusted_files import open_regular, read_regular
@@ -25,6 +28,7 @@ SPLITS = ("train", "val", "test")
 ALIASES = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
 UNSPLIT = "all"  # images without a split
 EXTENSIONS = frozenset(["jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"])
+HEIF = frozenset(["heic", "heif"])  # read with the pillow-heif plugin, if it is installed
 
 
 class Source(ABC):
@@ -34,7 +38,6 @@ class Source(ABC):
     labels: np.ndarray  # int64 [n], indices into classes
     mask_classes: tuple[str, ...] = ()  # empty if there are no masks
     mask_ids: tuple[int, ...] = ()  # id of each mask class in the mask files
-    resident_bytes: int = 0  # maximum total size of images to keep on the device
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -74,8 +77,6 @@ class DataSet:
 
 class ArraySource(Source):
     """Images of equal size in memory."""
-
-    resident_bytes = 2 << 30
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], name: str):
         self.images = images  # uint8 [n, h, w, c]
@@ -135,7 +136,6 @@ class Subset(Source):
         self.source, self.indices = source, indices
         self.labels, self.classes = source.labels[indices], source.classes
         self.mask_classes, self.mask_ids = source.mask_classes, source.mask_ids
-        self.resident_bytes = source.resident_bytes
 
     def image(self, index: int) -> StoredImage:
         return self.source.image(int(self.indices[index]))
@@ -147,9 +147,21 @@ class Subset(Source):
         return self.source.mask(int(self.indices[index]))
 
 
+@functools.cache
+def readable_extensions() -> frozenset[str]:
+    """Return the image extensions that this installation can read."""
+    avif = {"avif"} if features.check("avif") else set()
+    return EXTENSIONS | avif | (HEIF if find_spec("pillow_heif") is not None else set())
+
+
+def extension(name: str) -> str:
+    """Return the lower-case extension of a file name without its dot."""
+    return os.path.splitext(name)[1][1:].lower()
+
+
 def is_image_file(name: str) -> bool:
-    """True if a file name has an image extension and is not hidden."""
-    return not name.startswith(".") and os.path.splitext(name)[1][1:].lower() in EXTENSIONS
+    """True if a file name has a readable image extension and is not hidden."""
+    return not name.startswith(".") and extension(name) in readable_extensions()
 
 
 def missing_files(root: Path, paths: Sequence[str]) -> set[int]:

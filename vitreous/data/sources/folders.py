@@ -4,16 +4,19 @@ Classes are the sorted names of the class folders, which may have nested subfold
 """
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from vitreous.common.text import listed, plural
 from vitreous.data.sources.base import (
+    HEIF,
     UNSPLIT,
     FileSource,
     FoundData,
     by_split,
+    extension,
     is_image_file,
     split_folders,
     split_name,
@@ -24,6 +27,10 @@ Item = tuple[str, str, str]  # split, class, path relative to the root
 IMAGES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
 MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass")
 ACCEPTED = "supported: .jpg .png .webp .bmp .gif .tif .ppm"
+# Files that are expected beside images, such as annotations, and are ignored without a note.
+SIDECARS = frozenset(
+    ["csv", "db", "html", "ini", "json", "jsonl", "log", "md", "npy", "npz", "tsv", "txt", "xml", "yaml"]
+)
 UNLABELLED = "picture"  # class name for unlabelled images; existing run folders contain it
 
 
@@ -37,48 +44,54 @@ def open_folder(root: Path, labelled: bool = True) -> FoundData:
         raise ValueError(f"{root} has {listed(folders)} but no 'train' folder")
     if not folders and (labelled or not images):
         raise ValueError(_no_classes(root, images, others))
-    items, problems = _read_classes(root, "", UNSPLIT, folders)
+    items, problems, ignored = _read_classes(root, "", UNSPLIT, folders)
     if not labelled:
-        items, images = items + [(UNSPLIT, UNLABELLED, name) for name in images], []
+        items, images, ignored = items + [(UNSPLIT, UNLABELLED, name) for name in images], [], ignored + others
     notes = [f"ignored {plural(len(images), 'image')} outside the class folders"] if images else []
-    return _found(root, items, problems if labelled else [], notes)
+    return _found(root, items, problems if labelled else [], notes, ignored)
 
 
 def _open_splits(root: Path, splits: dict[str, str], labelled: bool) -> FoundData:
-    items, problems, notes = [], [], []
+    items, problems, notes, ignored = [], [], [], []
     for folder, split in splits.items():
         classes, images, _ = list_folder(root / folder)
         if not labelled:
-            items += [(split, UNLABELLED, path) for path in images_below(root, folder)]
+            paths, others = files_below(root, folder)
+            items += [(split, UNLABELLED, path) for path in paths]
+            ignored += others
         elif classes:
-            more, wrong = _read_classes(root, folder, split, classes)
+            more, wrong, others = _read_classes(root, folder, split, classes)
             items += more
             problems += wrong
+            ignored += others
         elif split == "test":
             notes.append(f"{folder} has no class folders and is ignored")
         else:
             inside = plural(len(images), "image") if images else "no images"
             raise ValueError(f"{root / folder} has {inside} and no class folders; expected {folder}/<class>/*.jpg")
-    return _found(root, items, problems, notes)
+    return _found(root, items, problems, notes, ignored)
 
 
-def _read_classes(root: Path, below: str, split: str, folders: list[str]) -> tuple[list[Item], list[str]]:
-    """List the images in class folders, and report empty folders as a problem."""
-    items, empty = [], []
+def _read_classes(root: Path, below: str, split: str, folders: list[str]) -> tuple[list[Item], list[str], list[str]]:
+    """List the images in class folders, report empty folders as a problem, and list the other files."""
+    items, empty, ignored = [], [], []
     for folder in folders:
-        paths = images_below(root, os.path.join(below, folder))
+        paths, others = files_below(root, os.path.join(below, folder))
         items += [(split, folder, path) for path in paths]
+        ignored += others
         if not paths:
             empty.append(os.path.join(below, folder))
     if not empty:
-        return items, []
+        return items, [], ignored
     noun = "class folder" if len(empty) == 1 else "class folders"
-    return items, [f"empty {noun}: no images in {listed(empty)} ({ACCEPTED})"]
+    return items, [f"empty {noun}: no images in {listed(empty)} ({ACCEPTED})"], ignored
 
 
-def _found(root: Path, items: list[Item], problems: list[str], notes: list[str]) -> FoundData:
+def _found(root: Path, items: list[Item], problems: list[str], notes: list[str], ignored: list[str]) -> FoundData:
+    if note := ignored_note(ignored):
+        notes = [*notes, note]
     if not items:
-        raise ValueError(f"no images in the folders of {root} ({ACCEPTED})")
+        raise ValueError(f"no images in the folders of {root} ({ACCEPTED}){f'; {note}' if note else ''}")
     classes = tuple(sorted({label for _, label, _ in items}))
     index = {label: i for i, label in enumerate(classes)}
     labels = np.array([index[label] for _, label, _ in items], np.int64)
@@ -91,18 +104,6 @@ def local_path(spec: str, root: Path | None) -> Path:
     """Resolve a path relative to `root` if it exists there, otherwise relative to the working directory."""
     path = Path(spec).expanduser()
     return root / path if root is not None and (root / path).exists() else path
-
-
-def has_masks(root: Path) -> bool:
-    """True if a folder, or one of its split folders, has an images folder and a masks folder."""
-
-    def names(folder: Path) -> set[str]:
-        return {entry.name.lower() for entry in folder.iterdir() if entry.is_dir()}
-
-    if not root.is_dir():
-        return False
-    inside = [root, *(entry for entry in root.iterdir() if entry.is_dir() and split_name(entry.name))]
-    return any(names(folder) & set(IMAGES) and names(folder) & set(MASKS) for folder in inside)
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
@@ -119,17 +120,33 @@ def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
     return sorted(folders), sorted(images), sorted(others)
 
 
-def images_below(root: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> list[str]:
-    """List all images in a folder and its subfolders, following links but not link cycles."""
+def images_below(root: Path, below: str) -> list[str]:
+    """List all images in a folder and its subfolders."""
+    return files_below(root, below)[0]
+
+
+def files_below(root: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> tuple[list[str], list[str]]:
+    """List all images and all other files in a folder and its subfolders, following links but not link cycles."""
     stat = os.stat(root / below)
     if (stat.st_dev, stat.st_ino) in above:
-        return []
+        return [], []
     above |= {(stat.st_dev, stat.st_ino)}
-    folders, images, _ = list_folder(root / below)
-    found = [os.path.join(below, name) for name in images]
+    folders, images, others = ([os.path.join(below, name) for name in names] for names in list_folder(root / below))
     for folder in folders:
-        found += images_below(root, os.path.join(below, folder), above)
-    return found
+        more_images, more_others = files_below(root, folder, above)
+        images, others = images + more_images, others + more_others
+    return images, others
+
+
+def ignored_note(paths: list[str]) -> str:
+    """Describe the files that may be images but have an unsupported or missing extension."""
+    paths = [path for path in paths if extension(path) not in SIDECARS]
+    if not paths:
+        return ""
+    counts = Counter(extension(path) for path in paths).most_common()
+    kinds = ", ".join(f"{count:,} {f'.{suffix}' if suffix else 'without extension'}" for suffix, count in counts[:5])
+    hint = '; for HEIC, pip install "vitreous[heic]"' if HEIF & {suffix for suffix, _ in counts} else ""
+    return f"ignored {plural(len(paths), 'file')} with an unsupported extension ({kinds}), e.g. {paths[0]}{hint}"
 
 
 def _no_classes(root: Path, images: list[str], others: list[str]) -> str:

@@ -47,7 +47,6 @@ class ShapesSource(Source):
     """Generated images. Mask ids are 0 for the background and 1 + label for the shape, before `ignore` is applied."""
 
     classes = CLASSES
-    resident_bytes = 1 << 28  # drawing more images takes minutes
 
     def __init__(self, count: int, size: int | Size, seed: int, split: str, ignore: Sequence[str] = ()):
         self.size, self.seed, self.split = as_size(size), seed, split

@@ -19,7 +19,6 @@ import numpy as np
 from vitreous.common.text import plural
 from vitreous.common.untrusted_files import open_regular
 from vitreous.data.sources.base import (
-    EXTENSIONS,
     UNSPLIT,
     FoundData,
     Rows,
@@ -27,6 +26,7 @@ from vitreous.data.sources.base import (
     SpanSource,
     class_labels,
     from_rows,
+    readable_extensions,
     split_name,
 )
 from vitreous.data.sources.download import cache_folder, fetch
@@ -141,7 +141,7 @@ def index(shard: Path) -> tuple[list[tuple[Member, object]], str | None]:
             folder, _, base = member.name.rpartition("/")
             stem, _, extension = base.partition(".")  # split at the first dot; x.seg.png is not the image of x
             key, extension = f"{folder}/{stem}", extension.lower()
-            if stem and extension in EXTENSIONS:
+            if stem and extension in readable_extensions():
                 images[key] = member
             elif stem and extension in ("cls", "json"):
                 file.seek(member.start)

@@ -89,7 +89,7 @@ PREDICTIONS = [
 TARGET = {"index": 281, "label": "tabby cat"}
 SEEN = {"left": 62.5, "top": 0.0, "width": 375.0, "height": 375.0}
 PICTURE = {"width": 500, "height": 375}
-PET = {"index": 1, "label": "pet", "color": "#800000", "share": 0.42}
+PET = {"index": 1, "label": "pet", "color": "#0000ff", "share": 0.42}
 STEP = {
     "equation": 1, "name": "patches", "symbol": "x_p", "shape": [196, 768],
     "stats": {"mean": -0.1, "std": 0.6, "min": -1.0, "max": 1.0}, "sample": [0.12, 0.13, 0.13],

@@ -30,11 +30,12 @@ from vitreous.explanation.importance_maps import (
 from vitreous.explanation.pca_and_similarity import cosines, pca_colours
 from vitreous.inference.calibration import familiarity_ranks
 from vitreous.inference.mask_images import hex_colours
+from vitreous.inference.predictor import LONGEST
 from vitreous.model.block import Block
 from vitreous.model.calibration import UNKNOWN
-from vitreous.model.options import IGNORED
 from vitreous.model.patch import cut
 from vitreous.model.position import AddedPosition
+from vitreous.model.segmenter import Segmenter, slide
 from vitreous.model.tokens import Features
 from vitreous.model.top_labels import class_probabilities, top_labels
 from vitreous.serving.errors import NOT_A_NUMBER, ApiError
@@ -255,17 +256,16 @@ def signed_bytes(values: Float[Tensor, "*shape"]) -> UInt8[np.ndarray, "*shape"]
 
 @torch.no_grad()
 def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
-    """Return the class of every pixel covered by the patch grid, or IGNORED outside the image."""
+    """Return the class of every pixel of the whole image, at the size to which it is resized for the model."""
     inspected = session.inspected
 
     def make() -> np.ndarray:
-        model, config, (gh, gw) = inspected.model, inspected.model.config, inspected.grid
-        if not config.output_kind.per_pixel:
+        if not inspected.model.config.output_kind.per_pixel:
             raise ApiError(409, "no_masks", f"{inspected.id} is not a segmentation model")
-        (ph, pw) = config.patch_stride
-        ids = model(session.image)[0].argmax(dim=0).to(torch.uint8)
-        bottom, right = gh * ph - ids.shape[0], gw * pw - ids.shape[1]
-        return F.pad(ids, (0, right, 0, bottom), value=IGNORED).cpu().numpy()
+        if session.whole is None:
+            raise ApiError(422, "unreadable_image", f"the aspect ratio of the image exceeds {LONGEST}")
+        scores = slide(cast(Segmenter, inspected.model), session.whole)
+        return scores[0].argmax(dim=0).to(torch.uint8).cpu().numpy()
 
     return session.once("mask", make, lambda ids: ids.nbytes)
 
@@ -275,7 +275,7 @@ def segments(session: Session) -> list[dict[str, Any]] | None:
     if not session.inspected.model.config.output_kind.per_pixel:
         return None
     ids, labels = mask(session), session.inspected.labels
-    counts = np.bincount(ids[ids != IGNORED].ravel(), minlength=1)
+    counts = np.bincount(ids.ravel(), minlength=1)
     fractions, colours = counts / counts.sum(), hex_colours(labels)
     return [
         {**class_entry(labels, i), "color": colours[i], "share": round(fractions[i], 6)}

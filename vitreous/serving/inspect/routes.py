@@ -57,7 +57,7 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
 
     @api.get("/v1/images/{id}/mask", responses=binary_response("uint8 [h, w]"), response_class=Response)
     async def mask(request: Request, id: Id, model: Model = None) -> Response:
-        """Return uint8 [h, w]: the class of every input pixel, for a segmentation model."""
+        """Return uint8 [h, w]: the class of every pixel of the image, resized to cover the input of a segmenter."""
 
         def make(session: Session) -> Payload:
             ids = numbers.mask(session)

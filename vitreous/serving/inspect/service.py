@@ -19,12 +19,14 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import BadValue, Size
-from vitreous.data.image import UnreadableImage, fit, size_of
+from vitreous.data.image import UnreadableImage, decode, fit, resize, size_of
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.draw import Box, model_region
 from vitreous.explanation.result import class_index
 from vitreous.inference.device import placed
 from vitreous.inference.engine import model_input
+from vitreous.inference.predictor import LONGEST
+from vitreous.model.centre_crop import covering
 from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.vit import ViT, require_vit
 from vitreous.serving.batch_queue import Priority, Scheduler, Step, Work, result_for
@@ -141,7 +143,24 @@ class DecodedImage:
     """Original size of an image, and its pixels resized for each model."""
 
     size: Size
-    pixels: dict[str, UInt8[Tensor, "c h w"]]  # by model id
+    pixels: dict[str, UInt8[Tensor, "_ _ _"]]  # by model id
+    whole: dict[str, UInt8[Tensor, "_ _ _"]]  # by the id of each segmenter, without a crop
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in (*self.pixels.values(), *self.whole.values()))
+
+
+def decode_for(models: Sequence[InspectedModel], data: bytes) -> DecodedImage:
+    """Decode an image for every model."""
+    size, configs = size_of(data), {one.id: one.model.config for one in models}
+    pixels = {id: fit(data, c.image_size, c.preprocessing, c.channels) for id, c in configs.items()}
+    whole = {}
+    for id, config in configs.items():
+        if config.output_kind.per_pixel and max(size) <= LONGEST * min(size):
+            covered = covering(size, config.image_size)
+            whole[id] = resize(decode(data, config.channels), covered, config.preprocessing.interpolation)
+    return DecodedImage(size, pixels, whole)
 
 
 def covered_box(inspected: InspectedModel, image: Size) -> Box:
@@ -166,6 +185,7 @@ class Session:
     key: Hashable
     kept: LruCache[Any]
     step: Step  # called between the steps of long computations
+    whole: Float[Tensor, "1 c _ _"] | None = None  # for segmenters: the image without a crop
 
     def once(self, name: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
         """Return the cached result, or compute and cache it."""
@@ -259,8 +279,10 @@ class InspectService:
 
     def _session(self, inspected: InspectedModel, image: DecodedImage, id: str, step: Step) -> Session:
         device = next(inspected.model.parameters()).device
-        pixels = model_input(image.pixels[inspected.id][None], device, inspected.model.config.preprocessing)
-        return Session(inspected, pixels, (inspected.id, id), self.cache, step)
+        how, whole = inspected.model.config.preprocessing, image.whole.get(inspected.id)
+        pixels = model_input(image.pixels[inspected.id][None], device, how)
+        uncropped = None if whole is None else model_input(whole[None], device, how)
+        return Session(inspected, pixels, (inspected.id, id), self.cache, step, uncropped)
 
     async def respond_to_upload(
         self,
@@ -277,10 +299,8 @@ class InspectService:
         def work(step: Step) -> Payload:
             image = self.images.get(id)
             if image is None:
-                configs = [(one.id, one.model.config) for one in self.models.values()]
-                pixels = {key: fit(upload.data, c.image_size, c.preprocessing, c.channels) for key, c in configs}
-                image = DecodedImage(size_of(upload.data), pixels)
-                self.images.put(id, image, sum(one.nbytes for one in pixels.values()))
+                image = decode_for(list(self.models.values()), upload.data)
+                self.images.put(id, image, image.nbytes)
             return as_json(make(self._session(model, image, id, step), id, image.size))
 
         key = ("response", (model.id, id), name)

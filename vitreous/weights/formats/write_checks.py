@@ -126,9 +126,17 @@ def _sample_sizes(size: Size) -> Iterator[Size]:
     yield 500, 375
 
 
+def range_differences(config: ViTConfig, system: str) -> list[str]:
+    """Return a line if the config scales the values of 16-bit images, which no other system does."""
+    if config.preprocessing.value_range is None:
+        return []
+    low, high = config.preprocessing.value_range
+    return [f"16-bit images are scaled from {low:g}..{high:g} in Vitreous, but not in {system}"]
+
+
 def numeric_differences(config: ViTConfig, system: str, norm_eps: float, gelu: str | None = "erf") -> list[str]:
-    """Return one line per difference from `system` in LayerNorm eps or GELU; gelu=None skips the comparison of GELU."""
-    lines = []
+    """Return one line per difference from `system` in the value range, LayerNorm eps or GELU (skipped for None)."""
+    lines = range_differences(config, system)
     if config.norm_eps != norm_eps:
         lines.append(f"LayerNorm eps is {config.norm_eps:g} in Vitreous and {norm_eps:g} in {system}")
     if gelu is not None and isinstance(config.mlp, options.Gelu) and config.mlp.approximation != gelu:

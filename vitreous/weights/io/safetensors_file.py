@@ -22,6 +22,7 @@ STORED = {name: dtype for dtype, name in NAMES.items()}
 STORED |= {f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)}
 STORED |= {f"U{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)}
 STORED |= {"BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+DTYPE_NAMES = {dtype: name for name, dtype in STORED.items()}
 ALIGNMENT = 64  # bytes; a cache line, and torch's own alignment
 MAX_TENSORS = 30_000  # per checkpoint; 1,024 blocks with all options need fewer
 MAX_HEADER_BYTES = 400 * MAX_TENSORS
@@ -35,15 +36,15 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
 
 
-def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors (not atomically), ordered to align as many as possible to 64 bytes."""
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     for name in order:
         tensor, start = tensors[name], end
         end += tensor.nbytes
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     with open(file, "wb") as stream:

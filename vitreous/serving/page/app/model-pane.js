@@ -65,6 +65,7 @@ export class ModelPane {
         this.imageCanvas.root,
         this.caption.title,
         this.caption.about,
+        this.caption.classes,
         this.tokens.root,
         el("div", { class: "row-of" }, this.controls.legend, this.controls.root),
       ),

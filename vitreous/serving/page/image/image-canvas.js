@@ -78,32 +78,39 @@ export class ImageCanvas {
     const seen = this.#onScreen(this.shown.seen);
     context.globalAlpha = 1;
     context.drawImage(this.#base(Boolean(map)), 0, 0);
-    if (map) this.#overlay(map, seen);
-    this.#shadeUnseen(seen);
-    this.#grid(seen);
+    if (map?.pixels) this.#mask(map.pixels);
+    else {
+      if (map) this.#overlay(map, seen);
+      this.#shadeUnseen(seen);
+      this.#grid(seen);
+    }
     for (const index of erased) this.#erase(patchBox(this.shown, index));
     if (patch !== null) this.#frame(patchBox(this.shown, patch), what.pinned);
+  }
+
+  /** Draws a mask, which covers the whole image: it is computed in overlapping windows. */
+  #mask(pixels) {
+    this.context.globalAlpha = view.opacity / 100;
+    this.context.imageSmoothingEnabled = false;
+    this.context.drawImage(pixels, 0, 0, this.canvas.width, this.canvas.height);
+    this.context.globalAlpha = 1;
   }
 
   #overlay(map, seen) {
     const [gh, gw] = this.shown.grid;
     const context = this.context;
-    let source = map.pixels;
-    if (source) context.globalAlpha = view.opacity / 100;
-    else {
-      source = this.small;
-      [source.width, source.height] = [gw, gh];
-      const pixels = new ImageData(gw, gh);
-      if (map.rgb) {
-        context.globalAlpha = view.opacity / 100;
-        for (let index = 0; index < gw * gh; index++) {
-          for (let c = 0; c < 3; c++) pixels.data[index * 4 + c] = map.rgb[index * 3 + c] * 255;
-          pixels.data[index * 4 + 3] = 255;
-        }
-      } else paint(pixels.data, map.values, map.range, { kind: map.kind, width: gw, opacity: view.opacity / 100 });
-      source.getContext("2d").putImageData(pixels, 0, 0);
-    }
-    context.imageSmoothingEnabled = view.smooth && !map.pixels;
+    const source = this.small;
+    [source.width, source.height] = [gw, gh];
+    const pixels = new ImageData(gw, gh);
+    if (map.rgb) {
+      context.globalAlpha = view.opacity / 100;
+      for (let index = 0; index < gw * gh; index++) {
+        for (let c = 0; c < 3; c++) pixels.data[index * 4 + c] = map.rgb[index * 3 + c] * 255;
+        pixels.data[index * 4 + 3] = 255;
+      }
+    } else paint(pixels.data, map.values, map.range, { kind: map.kind, width: gw, opacity: view.opacity / 100 });
+    source.getContext("2d").putImageData(pixels, 0, 0);
+    context.imageSmoothingEnabled = view.smooth;
     context.imageSmoothingQuality = "high";
     context.drawImage(source, ...seen);
     context.globalAlpha = 1;

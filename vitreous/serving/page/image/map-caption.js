@@ -1,6 +1,6 @@
 // Caption of the map: title, explanation or progress, and a link to the faithfulness test.
 
-import { el } from "../widgets/dom.js";
+import { el, swatch } from "../widgets/dom.js";
 import { t } from "../text/translate.js";
 import { nameOf } from "./query-token.js";
 import { set } from "../app/view-state.js";
@@ -10,6 +10,7 @@ export class MapCaption {
     this.pane = pane;
     this.title = el("p", { class: "map-title", "aria-live": "polite" });
     this.about = el("p", { class: "soft small caption" });
+    this.classes = el("ul", { class: "classes small" }); // legend of a mask
   }
 
   /** Returns the label for screen readers. */
@@ -19,6 +20,7 @@ export class MapCaption {
     if (this.title.textContent !== words) this.title.textContent = words;
     const waiting = map !== "original" && !found ? t(`computing-${map}`) : null;
     this.#explain(map, prefetch.failure(map) ?? waiting);
+    this.#legend(map === "mask" ? shown.segments : []);
     const label = t("picture-label", { map: words, rows: shown.grid[0], columns: shown.grid[1] });
     return model.task === "classify" ? `${label} ${t("picture-keys")}` : label;
   }
@@ -39,6 +41,13 @@ export class MapCaption {
     this.words = words;
     const doubtful = !state && ["attention", "rollout"].includes(map) && this.pane.model.task === "classify";
     this.about.replaceChildren(words, ...(doubtful ? [" ", this.#link()] : []));
+  }
+
+  #legend(segments) {
+    this.classes.hidden = !segments.length;
+    if (this.segments === segments) return;
+    this.segments = segments;
+    this.classes.replaceChildren(...segments.map(({ label, color }) => el("li", {}, swatch(color), label)));
   }
 
   /** Creates a link to the faithfulness test. */

@@ -71,7 +71,10 @@ export class MapList {
       button.classList.toggle("empty", map !== "original" && !found);
       if (!found) return;
       context.imageSmoothingEnabled = false;
-      context.drawImage(found.pixels ?? tile(found, gw, gh), 0, 0, w, h);
+      if (found.pixels) {
+        const scale = found.pixels.width / shown.picture.width; // a mask covers the whole image
+        context.drawImage(found.pixels, ...[left, top, shown.seen.width, shown.seen.height].map((n) => n * scale), 0, 0, w, h);
+      } else context.drawImage(tile(found, gw, gh), 0, 0, w, h);
     });
   }
 }

@@ -96,16 +96,15 @@ export class Prefetch {
     if (!this.stopped) this.redraw();
   }
 
-  /** Draws class indices in the colours of the legend. */
+  /** Draws class indices in the colours of the legend. The background (black) is not tinted, as in overlays. */
   async #mask() {
     const { buffer, shape } = await this.session.mask();
     const [height, width] = shape;
     const ids = new Uint8Array(buffer);
     const colours = new Map(
-      this.pane.shown.segments.map(({ index, color }) => [
-        index,
-        [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16)),
-      ]),
+      this.pane.shown.segments
+        .filter(({ color }) => color !== "#000000")
+        .map(({ index, color }) => [index, [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16))]),
     );
     const pixels = new ImageData(width, height);
     ids.forEach((id, at) => colours.has(id) && pixels.data.set([...colours.get(id), 255], at * 4));

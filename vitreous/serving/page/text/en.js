@@ -41,7 +41,7 @@ export const en = {
   "map-rollout": "rollout", "map-relevance": "relevance", "map-occlusion": "occlusion", "map-pca": "PCA",
   "about-original": "The image and its patches. Hover, tap or use the arrow keys to select a patch.",
   "about-plain": "The image. Regions outside the model's input are dimmed.",
-  "about-mask": "The predicted class of every pixel.",
+  "about-mask": "The predicted class of every pixel of the whole image. The other maps show the centre crop.",
   "about-attention": "Where the query token gets its information from. This does not explain the prediction.",
   "about-similarity": "Cosine similarity between the query token and all other tokens after this layer.",
   "about-rollout": "Attention multiplied through all layers, including residual connections. This does not explain the prediction.",

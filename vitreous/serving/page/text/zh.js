@@ -41,7 +41,7 @@ export const zh = {
   "map-rollout": "展开", "map-relevance": "相关性", "map-occlusion": "遮挡", "map-pca": "PCA",
   "about-original": "图像及其图像块。悬停、轻点或用方向键选择图像块。",
   "about-plain": "图像。模型输入之外的区域显示为暗色。",
-  "about-mask": "每个像素的预测类别。",
+  "about-mask": "整幅图像中每个像素的预测类别。其他图只显示中心裁剪区域。",
   "about-attention": "查询词元从哪里获取信息。这并不能解释预测。",
   "about-similarity": "该层之后，查询词元与其他词元的余弦相似度。",
   "about-rollout": "把各层注意力（含残差连接）逐层相乘。这并不能解释预测。",

@@ -1,7 +1,7 @@
 // Bars for the five most probable classes, compared with the original image when patches are erased, and a hint if
 // the image is unlike those that the model was trained for. For a segmenter, the classes in its mask.
 
-import { el } from "../widgets/dom.js";
+import { el, swatch } from "../widgets/dom.js";
 import { percent, t } from "../text/translate.js";
 import { set, view } from "../app/view-state.js";
 
@@ -68,12 +68,10 @@ export class Predictions {
 
   #legend(segments) {
     const rows = segments.map(({ label, color, share }) => {
-      const swatch = el("span", { class: "swatch" });
-      swatch.style.background = color;
       return el(
         "li",
         { class: "segment" },
-        swatch,
+        swatch(color),
         el("span", { class: "label" }, label),
         el("span", { class: "number" }, percent(share)),
       );

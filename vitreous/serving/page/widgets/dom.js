@@ -16,6 +16,13 @@ export const el = (name, attributes, ...children) => fill(document.createElement
 export const svg = (name, attributes, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
 export const byId = (id) => document.getElementById(id);
 
+/** Returns a small square in the colour of a class. */
+export function swatch(colour) {
+  const node = el("span", { class: "swatch", "aria-hidden": "true" });
+  node.style.background = colour;
+  return node;
+}
+
 /** Resizes a canvas to screen pixels. Returns its 2D context and the number of screen pixels per CSS pixel. */
 export function fitCanvas(canvas, width, height) {
   const ratio = Math.min(window.devicePixelRatio || 1, 3);

@@ -28,7 +28,12 @@ from vitreous.weights.formats.huggingface.config import (
 from vitreous.weights.formats.huggingface.processor import infer_preprocessing, transformers_processor
 from vitreous.weights.formats.mapping import Conversion, Row, concat, per_layer, position_table, row, rows, single
 from vitreous.weights.formats.timm.format import with_registers
-from vitreous.weights.formats.write_checks import margin_differences, numeric_differences, resize_differences
+from vitreous.weights.formats.write_checks import (
+    margin_differences,
+    numeric_differences,
+    range_differences,
+    resize_differences,
+)
 
 PATCHES = "embeddings.patch_embeddings.projection"
 # From the in-memory names of version 5 to the names in files (those of version 4). DINOv2's MLP has the same in both.
@@ -83,7 +88,9 @@ class HuggingFace(Format):
         if folder:
             if config.preprocessing.fit == "pad":
                 return ["images are padded in Vitreous and cropped in transformers' processors"]
-            return resize_differences(config, _transformers_preprocessing(config), "transformers' processors")
+            processors = "transformers' processors"
+            resizing = resize_differences(config, _transformers_preprocessing(config), processors)
+            return range_differences(config, processors) + resizing
         family = FAMILIES[family_of(config)]
         return numeric_differences(config, f"transformers' {family.classes}", family.norm_eps)
 

@@ -257,7 +257,7 @@ HYBRIDS = {
 
 
 def timm_config(config: ViTConfig) -> dict[str, Any]:
-    """Return the config.json from which `timm.create_model("local-dir:FOLDER")` builds the model."""
+    """Return the config.json from which `timm.create_model("local-dir:FOLDER", pretrained=True)` builds the model."""
     args: dict[str, Any] = {
         "img_size": list(config.image_size),
         "patch_size": config.patch_size[0] if len(set(config.patch_size)) == 1 else list(config.patch_size),

@@ -1,0 +1,235 @@
+"""`vitreous.check_data`: the data check, and with a model also label errors, near duplicates and outliers.
+
+n: images; d: width of the features.
+"""
+
+import copy
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from rich.progress import track
+from torch import Tensor
+
+from vitreous.common.checks import fail
+from vitreous.common.text import SafeConsole
+from vitreous.data import doctor
+from vitreous.data.doctor.check import DataReport
+from vitreous.data.doctor.findings import LabelError, ModelFindings, NearDuplicates, Outlier, Sample
+from vitreous.data.sources.base import Source, StoredImage
+from vitreous.evaluation.features import FeatureSet
+from vitreous.evaluation.findings_page import write_page
+from vitreous.evaluation.label_errors import find_label_errors
+from vitreous.evaluation.near_duplicates import (
+    CORRELATION,
+    Neighbours,
+    candidate_pairs,
+    correlations,
+    groups,
+    neighbours,
+)
+from vitreous.inference.engine import Precision
+from vitreous.inference.predict_images import open_encoder
+from vitreous.inference.predictor import FeatureKind, Predictor
+from vitreous.model.options import ClassToken
+from vitreous.model.protocol import Model
+
+SIZE = 224  # largest automatic image size; more pixels hardly help to recognise a class
+NEIGHBOURS = 10
+
+
+def check_data(
+    data: str | os.PathLike[str],
+    model: Model | str | os.PathLike[str] | None = None,
+    *,
+    image_size: int | Sequence[int] | None = None,
+    data_root: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    batch_size: int = 64,
+    device: str | torch.device | None = "auto",
+    precision: Precision = "auto",
+    seed: int = 0,
+) -> DataReport:
+    """Check every image and mask of a data set. With a model, also find label errors, near duplicates and outliers.
+
+    The model must not have been trained on these labels, or it repeats their errors; a pretrained encoder is best.
+
+    data: Data set, as for `vitreous.train`.
+    model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
+    image_size: Image size for the model, by default its own but at most 224.
+    data_root: Local copy of a data set that is otherwise downloaded.
+    out: A .png file for a contact sheet of every class, or, with a model, an .html file for a page with its findings.
+    seed: Seed of the cross-validation.
+
+    >>> import vitreous
+    >>> vitreous.check_data("digits").problems
+    0
+    """
+    spec, root, out = (
+        os.fspath(data),
+        None if data_root is None else Path(data_root),
+        None if out is None else Path(out),
+    )
+    page = out if out is not None and out.suffix.lower() == ".html" else None
+    if page is not None and model is None:
+        fail("out", page, "a .png file name without a model; a page shows the findings of --checkpoint")
+    encoder = None if model is None else open_whole_image_encoder(model, image_size)  # fail before the long check
+    report = doctor.check_data(spec, root, None if page is not None else out)
+    if encoder is None or (report.masks is not None and not report.masks.coverage):
+        return report
+    how = encoder.config.preprocessing
+    if how.value_range is None:
+        how = dataclasses.replace(how, value_range=report.value_range)
+        encoder.config = encoder.config.override({"preprocessing": how})
+    found, splits, _ = doctor.open_splits(spec, root)
+    predictor = Predictor(encoder, device, batch_size, precision)
+    images = embed_splits(predictor, splits, found.labelled)
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
+    findings = find_suspicions(images, name, encoder.config.image_size, report, predictor.device, seed)
+    if page is not None:
+        findings = dataclasses.replace(findings, page=str(write_page(page, report, findings, splits)))
+    return dataclasses.replace(report, suspicions=findings)
+
+
+# ---- Features of all images ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EmbeddedImages:
+    """Features and origin of all readable images of a data set."""
+
+    vectors: Float[Tensor, "n d"]
+    splits: Mapping[str, Source]
+    places: list[tuple[str, int]]  # split and index
+    labelled: bool
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return next(iter(self.splits.values())).classes
+
+    @property
+    def labels(self) -> Tensor:
+        return torch.tensor([int(self.splits[split].labels[index]) for split, index in self.places])
+
+    def sample(self, row: int) -> Sample:
+        split, index = self.places[row]
+        source = self.splits[split]
+        return Sample(split, source.classes[source.labels[index]] if self.labelled else "", source.name(index))
+
+
+def open_whole_image_encoder(
+    model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None
+) -> Model:
+    """Open an encoder for images of at most SIZE pixels, whose preprocessing does not cut off the borders."""
+    encoder = open_encoder(model, image_size)
+    if not image_size and max(encoder.config.image_size) > SIZE:
+        height, width = (max(SIZE // stride, 1) * stride for stride in encoder.config.patch_stride)
+        encoder = encoder.resized((height, width))
+    encoder = copy.copy(encoder)  # shares all tensors
+    whole = dataclasses.replace(encoder.config.preprocessing, crop_fraction=1.0)
+    encoder.config = encoder.config.override({"preprocessing": whole})
+    return encoder
+
+
+def embed_splits(predictor: Predictor, splits: Mapping[str, Source], labelled: bool = True) -> EmbeddedImages:
+    """Compute the features of all images; unreadable ones are skipped."""
+    kind: FeatureKind = "class+mean" if isinstance(getattr(predictor.config, "pool", None), ClassToken) else "pooled"
+    places, vectors = [], []
+    for split, source in splits.items():
+        results = predictor.stream_embeddings(source, kind)
+        console = SafeConsole(stderr=True)
+        shown = track(results, f"embedding {split}", len(source), console=console, disable=not console.is_terminal)
+        for index, result in enumerate(shown):
+            if result.vector is not None:
+                places.append((split, index))
+                vectors.append(result.vector)
+    if not vectors:
+        raise ValueError("none of the images could be read")
+    return EmbeddedImages(torch.stack(vectors), splits, places, labelled)
+
+
+# ---- Suspicions ------------------------------------------------------------------------------------------------------
+
+
+def find_suspicions(
+    images: EmbeddedImages,
+    checkpoint: str,
+    image_size: tuple[int, int],
+    report: DataReport,
+    device: torch.device,
+    seed: int = 0,
+) -> ModelFindings:
+    """Find likely label errors, near duplicates and outliers."""
+    device = torch.device("cpu") if device.type == "mps" else device  # MPS does not support float64
+    accuracy, errors = None, list[LabelError]()
+    if images.labelled and len(set(images.labels.tolist())) > 1:
+        accuracy, errors = label_errors(images, device, seed)
+    near, outlying = list[NearDuplicates](), list[Outlier]()
+    if len(images.places) > NEIGHBOURS:
+        near = near_duplicates(images, report, device)
+        outlying = outliers(images, neighbours(images.vectors, NEIGHBOURS, device))
+    return ModelFindings(
+        checkpoint,
+        image_size,
+        accuracy,
+        errors,
+        [group for group in near if group.leaks],
+        [group for group in near if not group.leaks],
+        outlying,
+    )
+
+
+def label_errors(images: EmbeddedImages, device: torch.device, seed: int) -> tuple[float, list[LabelError]]:
+    """Return the accuracy of the cross-validated classifier and the ranked label errors."""
+    found = find_label_errors(FeatureSet(images.vectors, images.labels), len(images.classes), seed, device)
+    errors, confidence, suggested = [], found.confidence, found.suggested
+    for row in found.ranked().tolist():
+        sample, other = images.sample(row), int(suggested[row])
+        probability = float(found.probabilities[row, other])
+        errors.append(
+            LabelError(**vars(sample), suggested=images.classes[other], confidence=float(confidence[row]),
+                       probability=probability)
+        )  # fmt: skip
+    return found.accuracy, errors
+
+
+def near_duplicates(images: EmbeddedImages, report: DataReport, device: torch.device) -> list[NearDuplicates]:
+    """Return groups of near duplicates, without those that are identical and thus already reported."""
+    copies = {
+        sample: number
+        for number, group in enumerate([*report.leaks, *report.conflicts, *report.duplicates])
+        for sample in group
+    }
+    pairs = candidate_pairs(images.vectors, device)
+
+    def stored(row: int) -> StoredImage:
+        split, index = images.places[row]
+        return images.splits[split].image(index)
+
+    scores = correlations(pairs, stored, device, report.value_range)
+    same = {}
+    for (a, b), score in zip(pairs.tolist(), scores.tolist(), strict=True):
+        first, second = images.sample(a), images.sample(b)
+        if score >= CORRELATION and (first not in copies or copies[first] != copies.get(second)):
+            same[a, b] = score
+    best: dict[int, float] = {}
+    for (a, _), score in same.items():
+        best[a] = max(score, best.get(a, 0.0))
+    found = [
+        NearDuplicates([images.sample(row) for row in group], min(max(best.get(row, 0.0) for row in group), 1.0))
+        for group in groups(list(same))
+    ]
+    return sorted(found, key=lambda one: -one.correlation)
+
+
+def outliers(images: EmbeddedImages, closest: Neighbours) -> list[Outlier]:
+    """Return the images that are far from their neighbours: beyond the upper quartile by 1.5 interquartile ranges."""
+    distance = 1 - closest.similarity.mean(dim=1)
+    low, high = distance.double().quantile(torch.tensor([0.25, 0.75], dtype=torch.float64)).tolist()
+    rows = (distance > high + 1.5 * (high - low)).nonzero()[:, 0]
+    rows = rows[distance[rows].argsort(descending=True, stable=True)]
+    return [Outlier(**vars(images.sample(row)), distance=float(distance[row])) for row in rows.tolist()]

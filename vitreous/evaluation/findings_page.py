@@ -1,0 +1,75 @@
+"""HTML page that shows the findings of a model about a data set, with a thumbnail of every image."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from vitreous.common.atomic_files import atomic_file
+from vitreous.common.text import plural
+from vitreous.data.doctor.check import DataReport
+from vitreous.data.doctor.findings import ModelFindings, NearDuplicates, Sample
+from vitreous.data.image import UnreadableImage, decode
+from vitreous.data.sources.base import Source
+from vitreous.report.html import THUMBNAIL, Html, name, photos, sections_page, tag
+
+MOST = 200  # images per section
+
+
+def write_page(path: Path, report: DataReport, findings: ModelFindings, splits: Mapping[str, Source]) -> Path:
+    """Write the page, creating its folder if necessary."""
+    rows = {split: {source.name(row): row for row in range(len(source))} for split, source in splits.items()}
+
+    def image(sample: Sample) -> Tensor | None:
+        source = splits[sample.split]
+        try:
+            stored = source.image(rows[sample.split][sample.name])
+            return decode(stored, at_least=(THUMBNAIL, THUMBNAIL), value_range=report.value_range)
+        except (UnreadableImage, OSError):
+            return None
+
+    def grid(samples: Sequence[Sample], captions: Sequence[Html]) -> Html:
+        shown = [(pixels, one, text) for one, text in zip(samples, captions, strict=True)
+                 if (pixels := image(one)) is not None]  # fmt: skip
+        return photos([pixels for pixels, _, _ in shown], [one.name for _, one, _ in shown], [t for _, _, t in shown])
+
+    def about(sample: Sample) -> Html:
+        return tag("span", name(sample.name), tag("br"), f"{sample.split} ", name(sample.label))
+
+    def duplicates(groups: Sequence[NearDuplicates]) -> list[Html]:
+        content = []
+        for group in groups[: MOST // 2]:
+            captions = [about(sample) for sample in group.samples[:8]]
+            content += [tag("p", f"correlation {group.correlation:.2f}"), grid(group.samples[:8], captions)]
+        return content
+
+    wrong, strange = findings.label_errors[:MOST], findings.outliers[:MOST]
+    suggestions = [
+        tag(
+            "span", name(one.name), tag("br"),
+            "label ", tag("b", name(one.label)), f" ({one.confidence:.3f})", tag("br"),
+            "suggested ", tag("b", name(one.suggested)), f" ({one.probability:.3f})",
+        )
+        for one in wrong
+    ]  # fmt: skip
+    distances = [tag("span", about(one), tag("br"), f"distance {one.distance:.3f}") for one in strange]
+    accuracy = (
+        "" if findings.accuracy is None else f", whose classifier agrees with {findings.accuracy:.1%} of the labels"
+    )
+    sections = [
+        ("Likely label errors", [_note(len(findings.label_errors)), grid(wrong, suggestions)] if wrong else []),
+        ("Near duplicates in different splits", duplicates(findings.near_leaks)),
+        ("Near duplicates within a split", duplicates(findings.near_duplicates)),
+        ("Outliers", [_note(len(findings.outliers)), grid(strange, distances)] if strange else []),
+    ]
+    text = f"Suspicions of {findings.checkpoint}{accuracy}. Check each image before you change or delete it."
+    page = sections_page(f"{report.name}: suspicious images", sections, tag("p", text, class_="soft"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary:
+        temporary.write_text(page, encoding="utf-8", errors="replace")  # file names may be invalid Unicode
+    return path
+
+
+def _note(count: int) -> Html:
+    more = f", the first {MOST} shown" if count > MOST else ""
+    return tag("p", f"{plural(count, 'image')}{more}, the most suspicious first.")

@@ -1,0 +1,133 @@
+"""`--train-only head` on features that are computed once per image, because nothing below the head changes.
+
+This is possible if images are only mirrored: the features of each image and of its mirror image are kept. Otherwise
+(random crops, colours, mixup, dropout in the encoder), features differ in every epoch, and the ordinary path is used.
+
+b: batch; n: images; d: width of the features.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from vitreous.common.rng import SampleRng
+from vitreous.data.augment.config import Augmentation
+from vitreous.data.loader import Batch, BatchSlice, Reader, Request, schedule
+from vitreous.data.sources.base import DataSet, Source
+from vitreous.evaluation.features import slices
+from vitreous.inference.engine import evaluation_mode, mixed_precision
+from vitreous.model.options import Dropout
+from vitreous.model.protocol import Model
+from vitreous.tasks.base import SAMPLES, Task
+from vitreous.tasks.classification_metrics import Evaluation
+from vitreous.tasks.classify import Classify, smooth_targets
+from vitreous.tasks.config import TrainConfig
+from vitreous.training.distributed import World
+from vitreous.training.frozen_features import FrozenFeatures, frozen_features
+
+ROWS = 8192  # images per batch of an evaluation
+
+
+def can_cache(config: TrainConfig, task: type[Task], model: Model) -> bool:
+    """True if the head can be trained on features that are computed once."""
+    if config.train_only != "head" or config.parallel != "ddp" or task is not Classify:
+        return False
+    if config.distillation.teacher is not None or len(model.heads) != 1:
+        return False
+    images, encoder = config.augment.on(Augmentation()), model.config
+    mixed = images.colour_jitter or images.erasing or images.mixup or images.cutmix
+    rates = [getattr(encoder, name, 0.0) for name in ("stochastic_depth", "patch_dropout")]
+    rates += vars(getattr(encoder, "dropout", Dropout())).values()
+    return images.crop == "none" and images.policy == "none" and not mixed and not any(rates)
+
+
+class FeatureHead(nn.Module):
+    """The head of a model, applied to features. Contains the whole model, which checkpoints need."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
+        [head] = self.model.heads
+        return head(features)
+
+
+class CachedHead(Classify):
+    """Classification with a frozen encoder, on batches of features."""
+
+    source: Source  # the training images, for the report
+
+    def module(self) -> nn.Module:
+        return FeatureHead(self.model)
+
+    def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
+        assert batch.features is not None
+        targets = smooth_targets(batch.labels, self.model.config.num_classes, self.config.smoothing)
+        return batch.features, targets, (batch.labels >= 0).float()
+
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Evaluation:
+        device, parts = next(module.parameters()).device, []
+        with evaluation_mode(module), mixed_precision(device, precision):
+            for batch in batches:
+                scores = module(batch.features)
+                parts.append(
+                    Evaluation.of(scores, batch.labels, self.model.config.labels, batch.indices, batch.problems)
+                )
+        return Evaluation.join(parts)
+
+    def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
+        config, some = self.model.config, batch.indices[:SAMPLES]
+        reader = Reader(self.source, config.image_size, config.channels, config.preprocessing)
+        return reader[Request(0, some, some)].images
+
+
+class FeatureLoader:
+    """Batches of features, in the order of the other loaders. The features of a split are computed on first use."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: TrainConfig,
+        data: DataSet,
+        world: World,
+        place: BatchSlice,
+        precision: torch.dtype,
+    ):
+        self.model, self.config, self.source = model, config, data.train
+        self.world, self.place, self.precision = world, place, precision
+        self.known: dict[tuple[int, bool], tuple[Source, FrozenFeatures]] = {}  # sources are kept, so ids stay unique
+
+    def features(self, source: Source, mirrored: bool = False) -> FrozenFeatures:
+        """Return the features of a source on the device. All processes must call this."""
+        key = (id(source), mirrored)
+        if key not in self.known:
+            say = print if self.world.first else lambda line: None
+            found = frozen_features(self.model, source, self.config, self.world, self.precision, say, mirrored)
+            self.known[key] = source, found.to(self.world.device)
+        return self.known[key][1]
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """Yield the training batches. Images are mirrored in the same epochs as by `augment`."""
+        config, flip = self.config, self.config.augment.flip or 0.0
+        plain = self.features(self.source)
+        mirrored = self.features(self.source, mirrored=True) if flip else plain
+        repeats, problems = config.augment.repeats or 1, plain.problems
+        for request in schedule(len(self.source), config.seed, self.place, repeats, start, stop):
+            batch, other = plain.batch(request, problems), mirrored.batch(request)
+            assert batch.features is not None
+            assert other.features is not None
+            flipped = SampleRng(config.seed, request.epoch, request.keys).uniform("flip") < flip
+            flipped = flipped.to(self.world.device, non_blocking=True)[:, None]
+            yield batch._replace(features=torch.where(flipped, other.features, batch.features))
+            problems = []
+
+    def evaluation(self, source: Source) -> list[Batch]:
+        """Return this process's share of a split. As in `EvalLoader`, all processes get the same number of images."""
+        found, world = self.features(source), self.world
+        count = len(source)
+        mine = torch.arange(world.rank, -(-count // world.size) * world.size, world.size).clamp(max=count - 1)
+        requests = [Request(0, mine[part], mine[part]) for part in slices(len(mine), ROWS)]
+        return [found.batch(request, found.problems if i == 0 else []) for i, request in enumerate(requests)]

@@ -1,0 +1,104 @@
+"""`--train-only lda`: compute the head by linear discriminant analysis on features of the frozen encoder.
+
+There are no epochs, no augmentation and no optimizer: one pass over the images, with the features of evaluation, and a
+solution in closed form (evaluation/discriminant.py). Its statistics are stored in the checkpoint, so that
+`vitreous.extend` can add images and classes.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitreous.common.checks import BadValue, fail
+from vitreous.evaluation.discriminant import Classifier, Statistics
+from vitreous.evaluation.features import FeatureSet
+from vitreous.model.protocol import Model
+from vitreous.tasks.base import Task
+from vitreous.tasks.classify import Classify
+from vitreous.tasks.config import TrainConfig, flatten, with_fields
+from vitreous.training.frozen_features import frozen_features
+from vitreous.training.setup import Job
+from vitreous.weights.native import set_statistics
+
+USED = frozenset({
+    "data", "data_root", "val_fraction", "seed", "model", "init", "image_size", "overrides", "task", "train_only",
+    "flip_test", "value_range", "out", "resume", "batch_size", "device", "precision", "workers", "max_unreadable",
+    "tensorboard",
+})  # fmt: skip
+# Values of options that a complete config needs, but that have no effect.
+UNUSED = {
+    "epochs": 1.0, "lr": 1.0, "crop": "none", "flip": 0.0, "policy": "none", "keep_images": "no", "compile": False,
+}  # fmt: skip
+
+
+def complete(config: TrainConfig, task: type[Task]) -> TrainConfig:
+    """Reject options that have no effect, and fill in those that the config of every run has."""
+    if not issubclass(task, Classify):
+        fail("train_only", "lda", "all, head or lora unless the task is classification")
+    default = flatten(TrainConfig())
+    for name, value in flatten(config).items():
+        if name not in USED and value != default[name]:
+            raise BadValue(f"{name} is {value}, but it has no effect with --train-only lda")
+    if config.precision == "fp16":
+        fail("precision", "fp16", "auto, fp32 or bf16 with --train-only lda")
+    return with_fields(config, UNUSED)
+
+
+def solve(job: Job, say: Callable[[str], None]) -> dict[str, Any]:
+    """Compute the head, and return a row of metrics. All processes must call this.
+
+    The training loss and accuracy are those of leave-one-out predictions.
+    """
+    model, world, source = job.state.model, job.world, job.data.train
+    started = time.monotonic()
+    found = frozen_features(model, source, job.config, world, job.stepper.precision, say)
+    seconds = time.monotonic() - started
+    readable = found.labels >= 0
+    if not bool(readable.any()):
+        raise ValueError(f"none of the {len(source)} training images could be read")
+    known = FeatureSet(found.features[readable], found.labels[readable])
+    statistics = Statistics.of(known, len(source.classes), solver_device(world.device))
+    classifier = fit_head(model, statistics)
+    say(
+        f"linear discriminant analysis: shrinkage {classifier.shrinkage:g}, factor {classifier.factor:.3g}; "
+        f"leave-one-out top-1 {classifier.top1:.4f}, loss {classifier.loss:.4f}"
+    )
+    return {
+        "step": job.total_steps,
+        "epoch": 1,
+        "train_loss": classifier.loss,
+        "train_top1": classifier.top1,
+        "train_images_per_second": len(source) / seconds,
+        "train_unreadable": len(found.problems),
+        "unreadable": found.problems,
+        "shrinkage": classifier.shrinkage,
+        "factor": classifier.factor,
+    }
+
+
+def solver_device(device: torch.device) -> torch.device:
+    """Return the device for computations in float64, which MPS does not support."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+@torch.no_grad()
+def fit_head(model: Model, statistics: Statistics) -> Classifier:
+    """Replace the weights of the head by the solution for these statistics, and attach them to the model."""
+    head = linear_head(model)
+    classifier = Classifier.fit(statistics, solver_device(head.weight.device))
+    head.weight.copy_(classifier.linear.weight.T)
+    head.bias.copy_(classifier.linear.bias)
+    set_statistics(model, statistics.tensors())
+    return classifier
+
+
+def linear_head(model: Model) -> nn.Linear:
+    """Return the head of a model, or raise BadValue if it is not a single linear layer."""
+    [head, *others] = model.heads
+    if others or not isinstance(head, nn.Linear):
+        kind = "two heads" if others else type(getattr(model.config, "head", head)).__name__
+        raise BadValue(f"--train-only lda needs a model with one linear head, but this one has {kind}")
+    return head

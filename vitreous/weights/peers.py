@@ -1,0 +1,110 @@
+"""Runs other libraries on checkpoints written for them, and compares their outputs with those of Vitreous.
+
+A library is imported only when it is asked for. b: batch; c: channels; h, w: image height and width.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.common.text import single_spaced
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import GlobalAverage, TanhHead
+from vitreous.model.vit import ViT
+from vitreous.weights.formats.timm.config import timm_config
+from vitreous.weights.load import find_tensors
+from vitreous.weights.parity import Difference, difference
+
+Output = Callable[[Tensor], Tensor]  # images to logits, or to features for a model without a head
+
+
+class PeerCheck(NamedTuple):
+    """Difference between the outputs of Vitreous and of another library, or why the library could not be run."""
+
+    library: str
+    outputs: Difference | None
+    reason: str = ""
+
+
+@torch.no_grad()
+def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "b c h w"]) -> PeerCheck | None:
+    """Load a written checkpoint with the library of its format and compare the outputs.
+
+    Returns None if there is no Python package for the format.
+    """
+    if format not in PEERS:
+        return None
+    library, load = PEERS[format]
+    try:
+        theirs = load(path, model.config)(images)
+    except ModuleNotFoundError as error:
+        return PeerCheck(library, None, f"{error.name} is not installed")
+    except Exception as error:  # a broken installation, or a version that we do not know, must not fail the conversion
+        return PeerCheck(library, None, single_spaced(f"{type(error).__name__}: {error}", 200))
+    ours = model(images)
+    if theirs.shape != ours.shape:  # transformers returns all tokens of a model without a head
+        features = model.features(images)
+        ours = torch.cat([features.prefix, features.patches], dim=1)
+    return PeerCheck(library, difference("outputs", ours, theirs))
+
+
+def _timm(path: Path, config: ViTConfig) -> Output:
+    import timm
+
+    if path.is_dir():
+        return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+    about = timm_config(config)
+    about["model_args"].pop("act_layer", None)  # a bare file does not specify it
+    return _filled(
+        timm.create_model(about["architecture"], num_classes=config.num_classes, **about["model_args"]), path
+    )
+
+
+def _transformers(path: Path, config: ViTConfig) -> Output:
+    from transformers import AutoModel, AutoModelForImageClassification
+
+    kind: Any = AutoModelForImageClassification if config.num_classes else AutoModel
+    model = kind.from_pretrained(path, local_files_only=True).eval()
+    return lambda images: model(images).logits if config.num_classes else model(images).last_hidden_state
+
+
+def _torchvision(path: Path, config: ViTConfig) -> Output:
+    from torchvision.models import VisionTransformer
+
+    hidden = config.head.width if isinstance(config.head, TanhHead) else None
+    sizes = (config.image_size[0], config.patch_size[0], config.depth, config.num_heads, config.width, config.mlp_width)
+    model = VisionTransformer(*sizes, num_classes=config.num_classes or 1, representation_size=hidden)
+    if not config.num_classes:
+        model.heads = nn.Identity()
+    return _filled(model, path)
+
+
+def _vit_pytorch(path: Path, config: ViTConfig) -> Output:
+    from vit_pytorch import ViT as Peer
+
+    model = Peer(
+        image_size=config.image_size, patch_size=config.patch_size, dim=config.width, depth=config.depth,
+        heads=config.num_heads, dim_head=config.head_dim or config.width // config.num_heads, mlp_dim=config.mlp_width,
+        num_classes=config.num_classes or 1, channels=config.channels,
+        pool="mean" if isinstance(config.pool, GlobalAverage) else "cls",
+    )  # fmt: skip
+    if not config.num_classes:
+        model.mlp_head = nn.Identity()
+    return _filled(model, path)
+
+
+def _filled(model: nn.Module, path: Path) -> nn.Module:
+    model.load_state_dict(find_tensors(path).tensors, strict=True)
+    return model.eval()
+
+
+PEERS: dict[str, tuple[str, Callable[[Path, ViTConfig], Output]]] = {
+    "timm": ("timm", _timm),
+    "huggingface": ("transformers", _transformers),
+    "torchvision": ("torchvision", _torchvision),
+    "lucidrains": ("vit-pytorch", _vit_pytorch),
+}
