@@ -128,6 +128,11 @@ class ModelConfig:
         return None
 
     @property
+    def can_be_calibrated(self) -> bool:
+        """True if the config has a field for the calibration."""
+        return any(field.name == "calibration" for field in dataclasses.fields(self))
+
+    @property
     def distillation_token(self) -> bool:
         return False
 

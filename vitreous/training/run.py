@@ -461,7 +461,7 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
 
 def _calibrate_best(job: Job, folder: Path) -> Results | None:
     """Calibrate the best checkpoint on the validation split. Return its results on that split, if they are complete."""
-    if not job.task.calibrates:
+    if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
         return None
     images = job.task.calibration_images(job.data.val)
     found = job.task.calibrate(_evaluate_best(job, folder, images))
