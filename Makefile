@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 setup: .venv/.ready
 
 # torch comes first, alone, so that no other package's wider range can choose another build of it.
-# timm, torchvision and vit-pytorch are here to be compared with; their own dependencies, but for einops, are not needed.
+# timm, torchvision and vit-pytorch are for comparisons. Of their dependencies, only einops is needed.
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Vitreous needs Python 3.11 or later, this is " + sys.version)'
 	@echo "Setting up .venv (once, a few minutes)"

@@ -11,6 +11,7 @@ from vitreous.common.lazy_names import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.data.doctor.check import DataReport as DataReport
     from vitreous.evaluation.calibrate_model import Calibrated as Calibrated
     from vitreous.evaluation.calibrate_model import calibrate as calibrate
     from vitreous.evaluation.check_data import check_data as check_data
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from vitreous.model.vit import ViT as ViT
     from vitreous.serving import serve as serve
     from vitreous.training import TrainConfig as TrainConfig
+    from vitreous.training.extend import Extension as Extension
     from vitreous.training.extend import extend as extend
     from vitreous.training.run import Run as Run
     from vitreous.training.run import train as train
@@ -60,6 +62,7 @@ _HOMES = {
     "Conversion": "vitreous.weights.convert",
     "convert": "vitreous.weights.convert",
     "create": "vitreous.weights.create",
+    "DataReport": "vitreous.data.doctor.check",
     "embed": "vitreous.inference.predict_images",
     "Embedding": "vitreous.inference.engine",
     "Embeddings": "vitreous.inference.predict_images",
@@ -67,6 +70,7 @@ _HOMES = {
     "explain": "vitreous.explanation.explain",
     "Explanation": "vitreous.explanation.result",
     "extend": "vitreous.training.extend",
+    "Extension": "vitreous.training.extend",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
     "Metrics": "vitreous.evaluation.evaluate_model",

@@ -1,6 +1,7 @@
 import pytest
 
-from vitreous.report.html import duration, label, roughly, value
+from vitreous.common.text import duration, roughly
+from vitreous.report.html import label, value
 
 
 def test_fractions_are_percent_for_every_split() -> None:

@@ -232,7 +232,9 @@ def evaluated(loader: EvalLoader, module: nn.Module | None = None, flip: bool = 
 
 
 def side_scores(loader: EvalLoader) -> Tensor:
-    return torch.cat([Sides()(normalise(batch.images.float() / 255, PLAIN)) for batch in loader])
+    """Return the scores of each image once; the last one may be repeated to fill a batch."""
+    images = torch.cat([batch.images for batch in loader])[: len(loader.reader.source)]
+    return Sides()(normalise(images.float() / 255, PLAIN))
 
 
 def test_every_image_is_evaluated_in_order() -> None:

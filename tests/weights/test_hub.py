@@ -163,14 +163,14 @@ def test_cache_is_used_without_a_network(
     hub.requests.clear()
     for revision in ("", "@main", f"@{commit}"):
         assert offline.call("load", f"hf-hub:me/kept{revision}") == online
-    never = f"OSError: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE is set: "
+    never = f"HubUnavailable: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE is set: "
     assert error_of(offline, "load", "hf-hub:me/never") == f"{never}unset it to download the model"
     line = error_of(offline, "push", str(pets), str(tmp_path / "x"), "me/x", token=TOKEN)
     assert line.startswith("OSError: cannot push to me/x because HF_HUB_OFFLINE is set")
     assert not (tmp_path / "x").exists()
     next((home / "hub" / "models--me--kept").rglob("model.safetensors")).unlink()
     assert error_of(offline, "load", "hf-hub:me/kept").startswith(
-        "OSError: the cached copy of hf-hub:me/kept is incomplete"
+        "HubUnavailable: the cached copy of hf-hub:me/kept is incomplete"
     )
     assert not hub.requests
 

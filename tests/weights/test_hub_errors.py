@@ -30,7 +30,7 @@ def test_hub_errors_are_one_line(hub: Hub, client: Client, pets: Path) -> None:
     assert "rejected the token" in error_for("hf-hub:me/known", "hf_wrong")
     assert f"accept the terms on {page}/me/gated, then log in" in error_for("hf-hub:me/gated", TOKEN)
     broken = error_for("hf-hub:me/broken")
-    assert broken.startswith("OSError: hf-hub:me/broken is not in the cache")
+    assert broken.startswith("HubUnavailable: hf-hub:me/broken is not in the cache")
     assert f"{page}/me/broken cannot be reached (HTTP status 503: Service unavailable)" in broken
     assert error_for("hf-hub:me/empty").startswith("BadCheckpoint: hf-hub:me/empty has no weight files")
 
@@ -41,7 +41,7 @@ def test_unreachable_hub_falls_back_to_the_cache(hub: Hub, client: Client, pets:
     with hub.unreachable():
         assert client.call("load", "hf-hub:me/reached") == reached
         line = error_of(client, "load", "hf-hub:me/never")
-        assert line.startswith("OSError: hf-hub:me/never is not in the cache")
+        assert line.startswith("HubUnavailable: hf-hub:me/never is not in the cache")
         assert f", and {hub.url}/me/never cannot be reached (" in line
         assert line.endswith("): try again later")
     hub.repositories["me/reached"].broken = True

@@ -20,7 +20,7 @@ def extend(
     batch_size: int = 64,
     device: str = "auto",
     precision: Literal["fp32", "bf16", "auto"] = "auto",
-    workers: int = 2,
+    workers: int | None = None,
 ) -> None:
     """Add images and classes to a classifier from `train --train-only lda`, in seconds and without the old images.
 
@@ -35,7 +35,7 @@ def extend(
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         precision: Compute precision; auto is bf16 on GPUs that support it, otherwise fp32, as in training.
-        workers: Number of threads that decode images.
+        workers: Number of threads that decode images; by default one per core.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "data", "out")}
     from vitreous.training.extend import extend as extend_checkpoint

@@ -105,3 +105,26 @@ class _Trimmed:
 
     def isatty(self) -> bool:
         return False
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in its two largest units."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f} s"
+    units, rest = [("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)], round(seconds)
+    largest = next(i for i, (_, length) in enumerate(units) if rest >= length)
+    words = []
+    for unit, length in units[largest : largest + 2]:
+        count, rest = divmod(rest, length)
+        if count:
+            words.append(f"{count} {unit}")
+    return " ".join(words)
+
+
+def roughly(seconds: float) -> str:
+    """Format an estimated duration as a rounded value in one unit."""
+    if seconds < 57:
+        return f"{round(seconds, -1 if seconds >= 20 else 0) or 1:.0f} s"
+    if seconds < 90 * 60:
+        return f"{max(seconds / 60, 1):.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 36 * 3600 else f"{seconds / 86_400:.1f} d"

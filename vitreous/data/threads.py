@@ -1,13 +1,19 @@
 """Threads that decode images. Decoders and torch release Python's lock, so threads are as fast as processes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from rich.progress import track
+
+from vitreous.common.text import SafeConsole
+from vitreous.common.threads import cores
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+CHUNK = 4096  # items that are submitted at once
 
 
 def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:
@@ -20,3 +26,11 @@ def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> 
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)  # the setting of a thread also becomes the default of new ones
+
+
+def map_in_threads(function: Callable[[S], T], items: Sequence[S], title: str) -> Iterator[T]:
+    """Apply a function to all items in threads, with a progress bar, and yield the results in order."""
+    console = SafeConsole(stderr=True)
+    chunks = (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
+    results = (result for chunk in chunks for result in in_threads(function, chunk, cores()))
+    yield from track(results, title, len(items), console=console, disable=not console.is_terminal)

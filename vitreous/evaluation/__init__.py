@@ -2,8 +2,9 @@
 
 Images are processed as in prediction (`vitreous.inference`). Probes are trained on features of the train split:
 probe.py implements k-NN; linear.py implements ridge regression, linear probes and few-shot probes. check_data.py finds
-label errors, near duplicates and outliers. discriminant.py implements the classifier of `vitreous train --train-only
-lda`. calibrate_model.py calibrates classifiers. Nothing is printed.
+label errors (label_errors.py), near duplicates (near_duplicates.py) and outliers, and findings_page.py shows them.
+features.py computes and caches features. discriminant.py implements the classifier of `vitreous train --train-only
+lda`. calibrate_model.py calibrates classifiers.
 """
 
 from vitreous.evaluation.calibrate_model import Calibrated, calibrate

@@ -16,7 +16,7 @@ from rich.progress import track
 from torch import Tensor
 
 from vitreous.common.checks import fail
-from vitreous.common.text import SafeConsole
+from vitreous.common.text import SafeConsole, one_line
 from vitreous.data import doctor
 from vitreous.data.doctor.check import DataReport
 from vitreous.data.doctor.findings import LabelError, ModelFindings, NearDuplicates, Outlier, Sample
@@ -32,7 +32,7 @@ from vitreous.evaluation.near_duplicates import (
     groups,
     neighbours,
 )
-from vitreous.inference.engine import Precision
+from vitreous.inference.engine import NOT_A_NUMBER, Precision
 from vitreous.inference.predict_images import open_encoder
 from vitreous.inference.predictor import FeatureKind, Predictor
 from vitreous.model.options import ClassToken
@@ -76,7 +76,7 @@ def check_data(
     )
     page = out if out is not None and out.suffix.lower() == ".html" else None
     if page is not None and model is None:
-        fail("out", page, "a .png file name without a model; a page shows the findings of --checkpoint")
+        fail("out", page, "a .png file name, because a page needs --checkpoint")
     encoder = None if model is None else open_whole_image_encoder(model, image_size)  # fail before the long check
     report = doctor.check_data(spec, root, None if page is not None else out)
     if encoder is None or (report.masks is not None and not report.masks.coverage):
@@ -147,6 +147,8 @@ def embed_splits(predictor: Predictor, splits: Mapping[str, Source], labelled: b
             if result.vector is not None:
                 places.append((split, index))
                 vectors.append(result.vector)
+            elif result.error == NOT_A_NUMBER:
+                raise ValueError(f"the features of {one_line(result.name)} are infinite or NaN; try --precision fp32")
     if not vectors:
         raise ValueError("none of the images could be read")
     return EmbeddedImages(torch.stack(vectors), splits, places, labelled)

@@ -62,7 +62,7 @@ def write_page(path: Path, report: DataReport, findings: ModelFindings, splits: 
         ("Near duplicates within a split", duplicates(findings.near_duplicates)),
         ("Outliers", [_note(len(findings.outliers)), grid(strange, distances)] if strange else []),
     ]
-    text = f"Suspicions of {findings.checkpoint}{accuracy}. Check each image before you change or delete it."
+    text = f"Found with {findings.checkpoint}{accuracy}. Check each image before you change or delete it."
     page = sections_page(f"{report.name}: suspicious images", sections, tag("p", text, class_="soft"))
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary:

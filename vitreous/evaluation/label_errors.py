@@ -44,7 +44,7 @@ class LabelErrors:
 
     @property
     def accuracy(self) -> float:
-        """Fraction of labels that the classifier predicts, an upper limit for how far to trust it."""
+        """Fraction of labels that the classifier predicts; if it is low, most reported errors are its own."""
         return float((self.probabilities.argmax(dim=1) == self.labels).float().mean())
 
     def ranked(self) -> Int[Tensor, "m"]:

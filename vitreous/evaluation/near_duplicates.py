@@ -1,4 +1,4 @@
-"""Near duplicates: images that show the same photo in another size, compression, crop or mirrored.
+"""Near duplicates: images that show the same photo, resized, recompressed, cropped or mirrored.
 
 Candidates are nearest neighbours in whitened feature space. A pair is accepted if one image, resized and possibly
 mirrored, is found inside the other: the normalised cross-correlation of their details at the best position and size is
@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from vitreous.data.image import UnreadableImage, decode, resize
 from vitreous.data.image.decoding import ValueRange
-from vitreous.data.masks.files import map_in_threads
 from vitreous.data.sources.base import StoredImage
+from vitreous.data.threads import map_in_threads
 from vitreous.evaluation import features
 from vitreous.evaluation.features import rows_within_budget, slices
 from vitreous.evaluation.probe import PAIR_BYTES, nearest

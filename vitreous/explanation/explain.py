@@ -14,6 +14,7 @@ from PIL import Image
 import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import as_size, check_whole
+from vitreous.common.text import duration
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.data.image import UnreadableImage, fit
 from vitreous.data.sources.base import StoredImage
@@ -26,7 +27,6 @@ from vitreous.inference.device import check_bytes, check_memory, choose_device, 
 from vitreous.inference.engine import Input, encoded, model_input, name_of
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT, require_vit
-from vitreous.report.html import duration
 from vitreous.report.plots import can_draw, is_written_here
 from vitreous.weights.load import load
 

@@ -100,10 +100,8 @@ class Task(ABC):
     calibrates: ClassVar[bool] = False  # True if `calibrate` can calibrate the best checkpoint
     labelled: ClassVar[bool] = True  # False if the task needs no labels
     masks: ClassVar[bool] = False  # True if batches contain masks
-    cpu_batch: ClassVar[int] = (
-        64  # default batch size, and minimum and maximum steps, on a CPU, where a small model takes
-    )
-    cpu_steps: ClassVar[tuple[int, int]] = (300, 1_500)  # about a third of a second per step
+    cpu_batch: ClassVar[int] = 64  # default batch size on a CPU
+    cpu_steps: ClassVar[tuple[int, int]] = (300, 1_500)  # minimum and maximum on a CPU
     lora: ClassVar[bool] = False  # True if LoRA is the default for fine-tuning on few images
     fine_tuning: ClassVar[FineTuning] = FineTuning()
     options: ClassVar[frozenset[str]] = TASK_OPTIONS  # the TASK_OPTIONS that this task uses

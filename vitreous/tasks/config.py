@@ -323,7 +323,7 @@ class TrainConfig:
         for name in ("smoothing", "stochastic_depth", "dropout", "patch_dropout"):
             if getattr(self, name) is not None:
                 check_fraction(name, getattr(self, name))
-        if self.train_only not in (None, "lora") and self.lora_rank != TrainConfig.lora_rank:
+        if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
             raise BadValue(f"lora_rank is {self.lora_rank}, but it has no effect without --train-only lora")
         if not self.data and not self.resume:
             raise BadValue("data is required: a folder, a file or a data set name (see `vitreous train --help`)")

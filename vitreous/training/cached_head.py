@@ -32,7 +32,7 @@ ROWS = 8192  # images per batch of an evaluation
 
 def can_cache(config: TrainConfig, task: type[Task], model: Model) -> bool:
     """True if the head can be trained on features that are computed once."""
-    if config.train_only != "head" or config.parallel != "ddp" or task is not Classify:
+    if config.train_only != "head" or config.parallel != "ddp" or config.precision == "fp16" or task is not Classify:
         return False
     if config.distillation.teacher is not None or len(model.heads) != 1:
         return False

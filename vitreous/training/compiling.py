@@ -1,4 +1,4 @@
-"""torch.compile: chosen where it makes a run shorter, and finished before the first step.
+"""Compiles models with torch.compile before the first step, by default only if that makes the run shorter.
 
 --compile compiles the whole model, with CUDA graphs if possible, which gives the fastest steps but takes a minute. The
 automatic choice compiles only the transformer blocks. They have the same code, so one of them is compiled for all.
@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from vitreous.common.text import single_spaced
-from vitreous.report.html import roughly
+from vitreous.common.text import roughly, single_spaced
 from vitreous.tasks.base import Choice
 from vitreous.tasks.config import TrainConfig
 from vitreous.training.distributed import World
@@ -59,7 +58,7 @@ def choose_compile(
         for block in blocks:
             block._compiled_call_impl = None
         return Choice("compile", False, f"torch.compile failed: {reason}")
-    return Choice("compile", "blocks", f"all steps take {roughly(seconds)} without")
+    return Choice("compile", "blocks", f"all steps would take {roughly(seconds)}")
 
 
 def seconds_per_step(rehearse: Callable[[], None], device: torch.device) -> float:

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from vitreous.inference.device import choose_device
 from vitreous.model.protocol import Model
 
 T = TypeVar("T")
@@ -97,16 +98,8 @@ def world(device: str) -> Iterator[World]:
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the torch device with this name; `auto` is a GPU if one is available."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}, but CUDA is not available; use cpu or auto")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"unknown device {name!r}; expected auto, cpu, mps, cuda or cuda:N") from None
-    return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
+    """Return the torch device with this name; each process on a machine gets its own GPU."""
+    return choose_device(f"cuda:{local_rank}" if name in ("auto", "cuda") and torch.cuda.is_available() else name)
 
 
 def parallelise(module: nn.Module, world: World, kind: Literal["ddp", "fsdp"]) -> nn.Module:

@@ -42,7 +42,7 @@ class FrozenFeatures(NamedTuple):
 
 
 class MirroredPredictor(Predictor):
-    """Predictor that sees the mirror image of each image."""
+    """Predictor that mirrors every image."""
 
     def input(self, pixels: Tensor) -> Tensor:
         return super().input(pixels).flip(-1)

@@ -23,11 +23,11 @@ from rich.console import Console
 import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.codec import to_dict
-from vitreous.common.text import SafeConsole, plural
+from vitreous.common.text import SafeConsole, duration, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
 from vitreous.inference.calibration import lower_quantiles
 from vitreous.model.protocol import Model
-from vitreous.report.html import RunReport, duration, write_report
+from vitreous.report.html import RunReport, write_report
 from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task, check_preset, open_init
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields

@@ -23,7 +23,7 @@ from vitreous.data.image import UnreadableImage, size_of
 from vitreous.data.image.decoding import brightest_value, range_for
 from vitreous.data.loader import Batch, BatchSlice, EvalLoader, TrainLoader
 from vitreous.data.sources.base import DataSet, Source, StoredImage
-from vitreous.inference.device import free_memory
+from vitreous.inference.device import choose_dtype, free_memory
 from vitreous.inference.engine import mixed_precision
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig
@@ -174,7 +174,7 @@ class _Choices:
         if config.train_only is None and self.suits_lora():
             self.pick(Choice("train_only", "lora", f"better than training all weights on {self.count} images"))
         elif config.train_only is None:
-            self.pick(Choice("train_only", "all", f"for {self.count} images and this checkpoint"))
+            self.pick(Choice("train_only", "all", f"better than LoRA for {self.count} images and this checkpoint"))
         if config.optim.layer_decay is None and self.config.train_only == "all" and start.backbone.has_attention:
             self.pick(Choice("layer_decay", self.task.fine_tuning.layer_decay, "for fine-tuning"))
 
@@ -540,7 +540,7 @@ def set_up(
 
 
 def compile_step(job: Job, called_once: bool) -> Job:
-    """Compile the training step of a run, as its config says or, on a GPU, if that makes the run shorter."""
+    """Compile the training step if the config requires it or, by default, if that makes a run on a GPU shorter."""
     config, world, stepper, blocks = job.config, job.world, job.stepper, job.state.model.backbone.blocks
     automatic = config.compile is None and world.device.type == "cuda" and not isinstance(job.task, CachedHead)
     if not automatic and not config.compile:
@@ -590,7 +590,4 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
 
 def dtype_of(config: TrainConfig, world: World) -> torch.dtype:
     """Return the compute dtype; `auto` is bfloat16 on a GPU that supports it, otherwise float32."""
-    precision = config.precision
-    if precision == "auto":
-        precision = "bf16" if world.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return torch.float16 if config.precision == "fp16" else choose_dtype(config.precision, world.device)

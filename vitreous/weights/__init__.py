@@ -3,8 +3,9 @@
 `load.py` opens Vitreous folders (`native.py`) and checkpoints in other formats (`formats/`). `io/` safely reads tensors
 from untrusted files, `hub.py` downloads from and uploads to the Hugging Face Hub, `catalog.py` lists pretrained weights
 by name, `card.py` writes model cards, and `convert.py` converts checkpoints and compares the result with the source
-(`parity.py`). Names are imported on first use, because the catalog does not need torch; the functions `create`, `load`
-and `convert` are exported as `vitreous.create`, `vitreous.load` and `vitreous.convert`.
+(`parity.py`) and with other libraries (`peers.py`). `create.py` builds models. Names are imported on first use, because
+the catalog does not need torch; the functions `create`, `load` and `convert` are exported as `vitreous.create`,
+`vitreous.load` and `vitreous.convert`.
 """
 
 from typing import TYPE_CHECKING

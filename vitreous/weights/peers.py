@@ -1,6 +1,6 @@
 """Runs other libraries on checkpoints written for them, and compares their outputs with those of Vitreous.
 
-A library is imported only when it is asked for. b: batch; c: channels; h, w: image height and width.
+A library is imported only if it is needed. b: batch; c: channels; h, w: image height and width.
 """
 
 from collections.abc import Callable

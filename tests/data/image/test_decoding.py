@@ -326,7 +326,7 @@ def test_concurrent_decoding_respects_the_memory_limit(
     most, running, change = 0, 0, threading.Condition()
     real = decoding.pixels_of
 
-    def counted(image: Image.Image) -> np.ndarray:
+    def counted(image: Image.Image, *options: Any) -> np.ndarray:
         nonlocal most, running
         with change:
             running += 1
@@ -334,7 +334,7 @@ def test_concurrent_decoding_respects_the_memory_limit(
             change.notify_all()
             change.wait_for(lambda: most >= expected, timeout=10)  # wait until all permitted threads have started
             change.wait_for(lambda: most > expected, timeout=0.05)  # time for more threads to start
-        pixels = real(image)
+        pixels = real(image, *options)
         with change:
             running -= 1
         return pixels

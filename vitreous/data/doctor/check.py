@@ -30,12 +30,12 @@ from vitreous.data.image.decoding import (
     range_for,
     size_of,
 )
-from vitreous.data.masks.files import map_in_threads
 from vitreous.data.masks.folders import open_mask_folder
 from vitreous.data.masks.layouts import has_masks
 from vitreous.data.open import find_data, make_splits
 from vitreous.data.sources.base import FoundData, Source, StoredImage, class_counts, label_problems
 from vitreous.data.sources.folders import local_path
+from vitreous.data.threads import map_in_threads
 from vitreous.model.options import IGNORED
 
 SMALL = 32  # minimum shorter side in pixels

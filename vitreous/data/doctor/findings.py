@@ -52,7 +52,7 @@ class Outlier(Sample):
 
 @dataclass(frozen=True)
 class ModelFindings:
-    """Suspicions of a model about the images. All lists are ranked, the most suspicious first."""
+    """Suspicious images found with a model. All lists are ranked, the most suspicious first."""
 
     checkpoint: str
     image_size: tuple[int, int]
@@ -66,7 +66,7 @@ class ModelFindings:
     def lines(self) -> Iterator[RenderableType]:
         """Yield the tables and remarks for the terminal. Leaks are problems, which the caller prints."""
         size = " x ".join(map(str, self.image_size))
-        yield f"[bold]suspicions of {escape(self.checkpoint)}[/bold] at {size} pixels"
+        yield f"[bold]suspicious images according to {escape(self.checkpoint)}[/bold] at {size} pixels"
         if self.accuracy is not None:
             about = f"the cross-validated classifier agrees with {self.accuracy:.1%} of the labels"
             yield f"likely label errors: {plural(len(self.label_errors), 'image')} ({about})"

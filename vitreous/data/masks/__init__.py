@@ -1,7 +1,8 @@
 """Segmentation masks.
 
-folders.py: pairs images with masks, in `images/` and `masks/` folders or in Pascal VOC's layout. files.py: reads
-`classes.txt` and mask files, and checks all masks before training.
+folders.py: pairs images with masks, in `images/` and `masks/` folders or in Pascal VOC's layout. layouts.py: other
+common layouts, such as CamVid and Cityscapes. files.py: reads `classes.txt` and mask files, and checks all masks before
+training.
 """
 
 from vitreous.data.masks.files import ColouredMask, MaskCheck, check_masks, read_classes, read_ids

@@ -8,23 +8,21 @@ The check reads every mask, because a single bad one can stop a run after hours 
 the headers are read. Decoding releases the GIL, so threads use all cores.
 """
 
-import os
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from rich.progress import track
 
 from vitreous.common.checks import Size, fail, suggestion
-from vitreous.common.text import SafeConsole, listed, plural
+from vitreous.common.text import listed, plural
 from vitreous.common.untrusted_files import open_regular, read_regular, read_regular_text
 from vitreous.data.image.decoding import UnreadableImage, check_memory, decode_errors, open_image, size_of
+from vitreous.data.threads import map_in_threads
 from vitreous.model.options import IGNORED
 
 FILE = "classes.txt"
@@ -218,15 +216,6 @@ class MaskCheck:
 def check_masks(root: Path, pairs: Sequence[Pair]) -> list[MaskCheck]:
     """Check every mask and the size of its image, in order."""
     return list(map_in_threads(lambda pair: _check(root, pair), pairs, "reading masks"))
-
-
-def map_in_threads(function: Callable[[T], R], items: Sequence[T], title: str) -> Iterator[R]:
-    """Apply a function to all items in threads, with a progress bar, and yield the results in order."""
-    console = SafeConsole(stderr=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        chunks = (items[start : start + 4096] for start in range(0, len(items), 4096))  # pool.map submits all at once
-        results = (result for chunk in chunks for result in pool.map(function, chunk))
-        yield from track(results, title, len(items), console=console, disable=not console.is_terminal)
 
 
 def _check(root: Path, pair: Pair) -> MaskCheck:
