@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitreous.data.doctor.check import DataReport as DataReport
+    from vitreous.evaluation.calibrate_model import Calibrated as Calibrated
+    from vitreous.evaluation.calibrate_model import calibrate as calibrate
     from vitreous.evaluation.check_data import check_data as check_data
     from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics
     from vitreous.evaluation.evaluate_model import Metrics as Metrics
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
+    "calibrate": "vitreous.evaluation.calibrate_model",
+    "Calibrated": "vitreous.evaluation.calibrate_model",
     "check_data": "vitreous.evaluation.check_data",
     "ClassificationMetrics": "vitreous.evaluation.evaluate_model",
     "Conversion": "vitreous.weights.convert",

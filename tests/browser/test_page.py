@@ -265,3 +265,19 @@ def test_hovering_redraws_without_a_request(open_page: Any, site: str, watch: An
     assert len(watch.requests) == before
     times = page.evaluate("performance.getEntriesByName('hover').map((entry) => entry.duration)")
     record_property("hover_median_ms", float(np.median(times)))
+
+
+@pytest.mark.parametrize("unknown", [True, False, None])
+def test_an_unknown_image_is_pointed_out(open_page: Any, site: str, unknown: bool | None) -> None:
+    page = open_page(site)
+
+    def answer(route: Any) -> None:
+        reply = route.fetch()
+        route.fulfill(response=reply, json=reply.json() | {"unknown": unknown})
+
+    page.route("**/v1/images?*", answer)
+    drop(page, sample_image())
+    answered(page)
+    hint = page.locator(".unknown")
+    expect(hint).to_be_visible() if unknown else expect(hint).to_be_hidden()
+    expect(hint).to_contain_text("unlike")

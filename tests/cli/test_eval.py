@@ -7,6 +7,7 @@ import pytest
 
 import vitreous
 from command_line import CommandLine
+from vitreous.cli.calibrate import calibrate
 from vitreous.cli.embed import embed
 from vitreous.cli.eval import evaluate
 from vitreous.cli.predict import predict
@@ -16,6 +17,7 @@ from vitreous.cli.predict import predict
     ("verb", "function", "output"),
     [
         (evaluate, vitreous.evaluate, {"json", "out"}),
+        (calibrate, vitreous.calibrate, {"out"}),
         (predict, vitreous.predict, {"json", "out"}),
         (embed, vitreous.embed, {"out"}),
     ],

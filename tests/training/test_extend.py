@@ -16,7 +16,7 @@ from vitreous.model.build import build
 from vitreous.model.presets import configure
 from vitreous.training.extend import merged_labels
 from vitreous.training.run import train
-from vitreous.weights.native import STATISTICS
+from vitreous.weights.native import CALIBRATION, FAMILIARITY, STATISTICS, provenance_of
 
 SMALL = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "channels": 1}
 NAMES = ("apple", "cherry", "fig", "grape", "lemon", "melon", "olive", "peach", "pear", "plum")
@@ -66,7 +66,7 @@ def fruit(tmp_path_factory: pytest.TempPathFactory) -> Fruit:
 
 
 def same(one: vitreous.ViT, other: vitreous.ViT) -> None:
-    assert one.config == other.config
+    assert one.config.uncalibrated() == other.config.uncalibrated()
     torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=1e-5, atol=1e-5)
 
 
@@ -100,6 +100,16 @@ def test_a_folder_with_one_class_is_enough(fruit: Fruit, tmp_path: Path) -> None
     assert len(extension.problems) == 1
     [result] = vitreous.predict(extension.model, tmp_path / "new" / "quince" / "1.png", device="cpu")
     assert result.predictions[0].label == "quince"
+
+
+def test_an_extended_classifier_is_not_calibrated(fruit: Fruit, tmp_path: Path) -> None:
+    before = vitreous.load(fruit.run_some)
+    assert before.config.calibration is not None
+    assert CALIBRATION in provenance_of(before)
+    after = vitreous.extend(fruit.run_some, fruit.more, tmp_path / "extended", device="cpu").model
+    assert after.config.calibration is None
+    assert CALIBRATION not in provenance_of(after)
+    assert not (tmp_path / "extended" / FAMILIARITY).exists()
 
 
 def test_statistics_survive_saving_and_loading(fruit: Fruit, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from train_runs import finish_in_two, skip_report, tiny
 from vitreous.training import TrainConfig
 from vitreous.training.run import train
 
-CLASSIFY, SEGMENT = ("top1", "top5", "loss", "ece"), ("miou", "pixel_accuracy", "boundary_f")
+CLASSIFY, SEGMENT = ("top1", "top5", "loss", "ece", "ece_calibrated"), ("miou", "pixel_accuracy", "boundary_f")
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,9 @@ def test_a_classification_run_and_eval(
     config = tiny(tmp_path, steps=3, **changes)
     train(config)
     check_metrics(config, CLASSIFY, flip=config.flip_test)
+    best = vitreous.load(tmp_path / "best")
+    assert best.config.calibration is not None
+    assert best.config.calibration.images == 359
 
 
 def test_a_segmentation_run_and_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

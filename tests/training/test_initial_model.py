@@ -12,6 +12,7 @@ from automatic_choices import build_model
 from vitreous.common.codec import from_dict, to_dict
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import DataSet
+from vitreous.model.calibration import Calibration
 from vitreous.model.options import AttentionPool, Gelu, Preprocessing
 from vitreous.model.segmenter import Segmenter
 from vitreous.tasks.config import with_fields
@@ -156,3 +157,12 @@ def test_checkpoint_is_described_and_read_once_per_run(
     flags = {"task": task, "steps": 1, "batch_size": 4, "workers": 0, "device": "cpu", "out": tmp_path / "run"}
     vitreous.train(data="shapes:size=16,count=8,val=4", init=file, **flags)
     assert opened == ["describe", "read"]
+
+
+def test_a_calibration_belongs_to_the_weights_that_it_was_fitted_to(tmp_path: Path, shapes: DataSet) -> None:
+    start = build_model(config(image_size=(16,)), shapes)
+    calibrated = start.config.override({"calibration": Calibration(2.0, 100)})
+    start.config = calibrated
+    vitreous.save(start, tmp_path / "start")
+    model = build_model(config(model=None, overrides={}, init=tmp_path / "start"), shapes)
+    assert (model.config.labels, model.config.calibration) == (calibrated.labels, None)

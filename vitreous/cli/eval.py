@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from vitreous.evaluation import ClassificationMetrics, Metrics, ProbeMetrics
 
 SHOWN = 12  # maximum number of unreadable files, and of worst classes, to print
+CROSS_FITTED = (
+    "The model was calibrated on this split: ece_calibrated uses the temperature of one half for the other half."
+)
 SHOWN_SEGMENTS = 20  # maximum number of segmentation classes to print
 
 
@@ -144,7 +147,10 @@ def print_metrics(metrics: "Metrics", as_json: bool, out: Path | None) -> None:
 def _print_classification(console: Console, metrics: "ClassificationMetrics", record: dict[str, Any]) -> None:
     evaluation, rows = metrics.evaluation, record["per_class"]
     top5 = ("top5",) if len(rows) > 5 else ()
-    console.print(_summary(record, ("part", "count", "top1", *top5, "loss", "ece", "unreadable", "images_per_second")))
+    ece = ("ece", "ece_calibrated") if metrics.ece_calibrated is not None else ("ece",)
+    console.print(_summary(record, ("part", "count", "top1", *top5, "loss", *ece, "unreadable", "images_per_second")))
+    if evaluation.cross_fitted:
+        console.print(f"{CROSS_FITTED}\n", soft_wrap=True)
     worst = sorted((row for row in rows if row["f1"] is not None), key=lambda row: row["f1"])[:SHOWN]
     table = Table("class", "images", "precision", "recall", "F1", box=None, title="worst classes", title_justify="left")
     for row in worst:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import tyro
 
 import vitreous
+from vitreous.cli.calibrate import calibrate
 from vitreous.cli.convert import convert
 from vitreous.cli.data import data
 from vitreous.cli.demo import demo
@@ -31,7 +32,7 @@ from vitreous.common.threads import spin_briefly
 from vitreous.training import TrainConfig
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "train": train, "eval": evaluate, "predict": predict, "embed": embed, "explain": explain,
+    "train": train, "eval": evaluate, "calibrate": calibrate, "predict": predict, "embed": embed, "explain": explain,
     "extend": extend, "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
 }  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)

@@ -25,7 +25,9 @@ def output_predictions(results: Results[Any], as_json: bool, out: Path | None) -
         _output_masks(results, results.engine, as_json, out)
     elif out is not None:
         assert isinstance(results.engine, Predictor)
-        write(results, out, top=results.engine.top)
+        engine = results.engine
+        calibrated, label_set = engine.config.calibration is not None, engine.coverage is not None
+        write(results, out, top=engine.top, calibrated=calibrated, label_set=label_set)
     elif as_json:
         for result in results:
             print(json_text(as_dict(result)), flush=True)
@@ -43,11 +45,16 @@ def output_embeddings(embeddings: Embeddings, out: Path) -> None:
 
 
 def print_table(predictions: Iterable[Prediction], console: Console | None = None) -> None:
-    """Print one row per image: file name, best label with its probability, and the next best labels."""
+    """Print one row per image: file name, best label with its probability, and the next best labels.
+
+    With a coverage, the label set replaces the next best labels. Images unlike the training images are marked.
+    """
     console = console or standard_output()
     remaining, header = iter(predictions), True
     while group := list(itertools.islice(remaining, ROWS)):
-        table = Table("image", "label", "probability", "other labels", box=None, show_header=header)
+        sets = any(prediction.label_set is not None for prediction in group)
+        table = Table("image", "label", "probability", "label set" if sets else "other labels", box=None)
+        table.show_header = header
         header = False
         for prediction in group:
             name = Text(one_line(clean(prediction.name)), overflow="fold")
@@ -55,8 +62,12 @@ def print_table(predictions: Iterable[Prediction], console: Console | None = Non
                 table.add_row(name, Text(f"error: {clean(prediction.error)}", style="red"))
                 continue
             first, *rest = prediction.predictions
-            others = Text(clean(", ".join(f"{label.label} {label.probability:.1%}" for label in rest)))
-            table.add_row(name, Text(clean(first.label), style="bold"), f"{first.probability:.1%}", others)
+            shown = rest if prediction.label_set is None else prediction.label_set
+            others = Text(clean(", ".join(f"{label.label} {label.probability:.1%}" for label in shown)))
+            best = Text(clean(first.label), style="bold")
+            if prediction.unknown:
+                best.append(" (unknown?)", style="yellow")
+            table.add_row(name, best, f"{first.probability:.1%}", others)
         console.print(table)
 
 

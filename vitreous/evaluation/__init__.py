@@ -4,10 +4,19 @@ Images are processed as in prediction (`vitreous.inference`). Probes are trained
 probe.py implements k-NN; linear.py implements ridge regression, linear probes and few-shot probes. check_data.py finds
 label errors (label_errors.py), near duplicates (near_duplicates.py) and outliers, and findings_page.py shows them.
 features.py computes and caches features. discriminant.py implements the classifier of `vitreous train --train-only
-lda`.
+lda`. calibrate_model.py calibrates classifiers.
 """
 
+from vitreous.evaluation.calibrate_model import Calibrated, calibrate
 from vitreous.evaluation.evaluate_model import ClassificationMetrics, Metrics, SegmentationMetrics, evaluate
 from vitreous.evaluation.probe import ProbeMetrics
 
-__all__ = ["ClassificationMetrics", "Metrics", "ProbeMetrics", "SegmentationMetrics", "evaluate"]
+__all__ = [
+    "Calibrated",
+    "ClassificationMetrics",
+    "Metrics",
+    "ProbeMetrics",
+    "SegmentationMetrics",
+    "calibrate",
+    "evaluate",
+]

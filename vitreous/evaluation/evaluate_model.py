@@ -18,7 +18,8 @@ from vitreous.model.base_config import Task
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks import Evaluation, SegmentEvaluation, classify_source, segment_source
 from vitreous.tasks.base import EVALUATION_BATCH
-from vitreous.weights.native import provenance_of
+from vitreous.tasks.classification_metrics import calibration_images
+from vitreous.weights.native import CALIBRATION, provenance_of
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class ClassificationMetrics(_ModelMetrics):
     top5: float
     loss: float
     ece: float
+    ece_calibrated: float | None = None  # with the temperature of the model's calibration; None if it has none
 
     @classmethod
     def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
@@ -85,7 +87,9 @@ class ClassificationMetrics(_ModelMetrics):
 
     @classmethod
     def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> Evaluation:
-        return classify_source(predictor, source, data.classes, progress=progress)
+        fitted_here = _calibrated_on(predictor.model, data, source)
+        found = classify_source(predictor, source, data.classes, keep_logits=fitted_here, progress=progress)
+        return found.calibrate()[1] if fitted_here else found
 
 
 @dataclass(frozen=True)
@@ -185,8 +189,17 @@ def evaluate(
     name, source = choose_split(found, split)
     started = time.perf_counter()
     evaluation: Any = kind.evaluate(runner, found, source, progress)
-    about = _about(model, found, name, len(source), started, val_fraction, seed)
-    return kind(**evaluation.metrics(), evaluation=evaluation, **about)
+    common = about(model, found, name, len(source), started, val_fraction, seed)
+    return kind(**evaluation.metrics(), evaluation=evaluation, **common)
+
+
+def _calibrated_on(model: Any, data: DataSet, source: Source) -> bool:
+    """Return True if the model was calibrated on these images, and few enough of them to cross-fit the temperature."""
+    record = provenance_of(model).get(CALIBRATION)
+    if model.config.calibration is None or not isinstance(record, dict) or record.get("data") != data.name:
+        return False
+    fitted_on = {"val": data.val, "test": data.test}.get(str(record.get("split")))
+    return source is fitted_on and calibration_images(source, len(data.classes)) is source
 
 
 def _check_options(
@@ -229,7 +242,7 @@ def choose_split(data: DataSet, split: str | None = None) -> tuple[str, Source]:
     return chosen, splits[chosen]
 
 
-def _about(
+def about(
     model: Any, data: DataSet, split: str, images: int, started: float, val_fraction: float, seed: int
 ) -> dict[str, Any]:
     """Return the common fields of the metrics. `doubt` warns of a model trained on another split of the data."""

@@ -25,6 +25,7 @@ from vitreous.explanation.attention_and_logit_lens import (
 )
 from vitreous.inference.engine import evaluation_mode
 from vitreous.model.pooling import ClassTokenPooling
+from vitreous.model.top_labels import class_probabilities
 from vitreous.model.vit import ViT
 
 # ---- Attention rollout -----------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def occlusion(
     usual = default_windows(captured)
     places = _windows(size, window or usual[0], stride or usual[1])
     masked = masked_probabilities(captured, _window_masks(places, size, batch_size), "mean", between)
-    drops = captured.logits().softmax(dim=-1)[0, target] - masked[:, target]
+    drops = class_probabilities(captured.logits(), captured.model.config)[0, target] - masked[:, target]
     total, times = torch.zeros(2, *size, device=drops.device)
     for place, drop in zip(places, drops, strict=True):
         total[place] += drop
@@ -235,7 +236,7 @@ def masked_probabilities(
         for masks in batches:
             between()
             images = torch.where(masks[:, None].to(image.device), replacement, image)
-            found.append(model(images).float().softmax(dim=-1))
+            found.append(class_probabilities(model(images).float(), model.config))
     return torch.cat(found)
 
 

@@ -34,7 +34,7 @@ from vitreous.explanation.pca_and_similarity import (
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.model.config import ViTConfig
 from vitreous.model.tokens import Layout
-from vitreous.model.top_labels import Label, class_names, top_labels
+from vitreous.model.top_labels import Label, class_names, class_probabilities, top_labels
 from vitreous.model.vit import ViT
 
 TOP = 5  # predictions
@@ -163,7 +163,7 @@ def compute(
     maps: dict[MapName, Tensor] = {}
     if captured is not None:
         if captured.model.config.num_classes:
-            probabilities = captured.logits().softmax(dim=-1)
+            probabilities = class_probabilities(captured.logits(), captured.model.config)
             if not probabilities.isfinite().all():
                 raise ValueError(NOT_A_NUMBER)
             [result.predictions] = top_labels(probabilities, class_names(captured.model.config), TOP)
@@ -217,7 +217,7 @@ def _compute_from(
                 result.pca_foreground = colours.where(inside[..., None], torch.nan).cpu().numpy()
         case "lens" if target is not None:
             names = class_names(captured.model.config)
-            probabilities = captured.lens(layers)[:, 0].softmax(dim=-1).cpu()
+            probabilities = class_probabilities(captured.lens(layers)[:, 0], captured.model.config).cpu()
             ranked = top_labels(probabilities, names, TOP)
             for layer, (first, *_), row in zip(layers, ranked, probabilities, strict=True):
                 result.lens.append(LensRow(layer, first.label, first.probability, float(row[target])))

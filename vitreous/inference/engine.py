@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -26,13 +26,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.common.checks import check_choice, check_whole
-from vitreous.common.text import clean
+from vitreous.common.text import clean, json_text
 from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import ValueRange, pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
 from vitreous.inference.device import check_memory, choose_device, choose_dtype, placed
 from vitreous.model.base_config import Task
+from vitreous.model.calibration import UNKNOWN
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
 from vitreous.model.protocol import Model, ModelConfig
@@ -43,19 +44,41 @@ from vitreous.model.top_labels import Label, class_names
 
 @dataclass(frozen=True)
 class Prediction:
-    """Labels of an image, most probable first, or the error if it could not be read."""
+    """Labels of an image, most probable first, or the error if it could not be read.
+
+    familiarity: Fraction of the validation images that the image is at least as familiar as; None if the model has not
+        been calibrated.
+    label_set: Labels that contain the true one with the probability `coverage`; None if no coverage was given.
+    """
 
     name: str
     predictions: tuple[Label, ...] = ()
+    familiarity: float | None = None
+    label_set: tuple[Label, ...] | None = None
     error: str | None = None
+
+    @property
+    def unknown(self) -> bool | None:
+        """True if the image is unlike the images that the model was trained for; None if it has not been calibrated."""
+        return None if self.familiarity is None else self.familiarity < UNKNOWN
 
     def record(self) -> dict[str, Any]:
         """Return the JSON object without the path."""
-        return {"predictions": [{**vars(label), "label": clean(label.label)} for label in self.predictions]}
+        record: dict[str, Any] = {"predictions": label_records(self.predictions)}
+        if self.familiarity is not None:
+            record |= {"unknown": self.unknown, "familiarity": self.familiarity}
+        if self.label_set is not None:
+            record["label_set"] = label_records(self.label_set)
+        return record
 
     def cells(self) -> list[Any]:
         """Return the cells of a CSV row between the path and the error."""
-        return [cell for label in self.predictions for cell in (clean(label.label), label.probability)]
+        cells = [cell for label in self.predictions for cell in (clean(label.label), label.probability)]
+        if self.familiarity is not None:
+            cells += [str(self.unknown).lower(), self.familiarity]
+        if self.label_set is not None:
+            cells.append(json_text([clean(label.label) for label in self.label_set]))
+        return cells
 
 
 @dataclass(frozen=True)
@@ -71,6 +94,10 @@ class Embedding:
 
     def cells(self) -> list[Any]:
         return [] if self.vector is None else self.vector.tolist()
+
+
+def label_records(labels: Sequence[Label]) -> list[dict[str, Any]]:
+    return [{**vars(label), "label": clean(label.label)} for label in labels]
 
 
 class Throughput(NamedTuple):
@@ -234,10 +261,11 @@ def class_scores(
 ) -> Float[Tensor, "b classes"]:
     """Return float32 logits or, with `flip`, log probabilities averaged with those of the mirrored image."""
     scores = forward(images).float()
-    if not flip:
-        return scores
-    mirrored = forward(images.flip(-1)).float()
-    return torch.logaddexp(scores.log_softmax(dim=-1), mirrored.log_softmax(dim=-1)) - math.log(2)
+    return mean_log_probabilities(scores, forward(images.flip(-1)).float()) if flip else scores
+
+
+def mean_log_probabilities(a: Float[Tensor, "b classes"], b: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
+    return torch.logaddexp(a.log_softmax(dim=-1), b.log_softmax(dim=-1)) - math.log(2)
 
 
 @contextlib.contextmanager

@@ -67,6 +67,7 @@ def predict(
     device: str | torch.device | None = "auto",
     precision: Precision = "fp32",
     decode: Literal["exact", "fast"] = "exact",
+    coverage: float | None = None,
 ) -> Results[Prediction] | Results[Segmentation]:
     """Predict labels for images, or masks if the model is a segmenter.
 
@@ -77,6 +78,7 @@ def predict(
         image_size: Input size; default: the model's own. Position embeddings are resampled to it.
         flip: Average predictions with those of the mirrored image.
         decode: "fast" decodes large JPEGs at a reduced scale, which can change results. Not supported for segmenters.
+        coverage: Also return label sets, which contain the true label with this probability. Needs a calibrated model.
 
     >>> import vitreous, numpy as np
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=3)
@@ -86,9 +88,8 @@ def predict(
     """
     stream, paths = _open_images(images)
     model = open_model(model, image_size)
-    predictor = predictor_for(
-        model, device, batch_size=batch_size, precision=precision, flip=flip, top=top, decode=decode
-    )
+    options: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "decode": decode}
+    predictor = predictor_for(model, device, top=top, coverage=coverage, **options)
     results: Iterator[Any] = predictor.stream(stream)
     return Results(predictor, results, paths)
 

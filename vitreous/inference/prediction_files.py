@@ -9,6 +9,7 @@ import importlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,32 @@ Result = Prediction | Embedding
 ROW_GROUP = 1024  # rows per Parquet row group
 
 
-def write(results: Iterable[Result], path: str | os.PathLike[str], top: int = 0, width: int = 0) -> None:
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a table: the `top` labels and what a calibrated model adds to them, or features of length `width`."""
+
+    top: int = 0
+    width: int = 0
+    calibrated: bool = False
+    label_set: bool = False
+
+
+def write(
+    results: Iterable[Result],
+    path: str | os.PathLike[str],
+    top: int = 0,
+    width: int = 0,
+    calibrated: bool = False,
+    label_set: bool = False,
+) -> None:
     """Write predictions (`top` labels) or embeddings (length `width`) in the format given by the file extension."""
     path = Path(path)
     writer = writer_for(path)
     with atomic_file(path) as temporary:
-        writer(results, temporary, top, width)
+        writer(results, temporary, Columns(top, width, calibrated, label_set))
 
 
-def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path, int, int], None]:
+def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path, Columns], None]:
     """Return the writer for a file name. Raises if the extension is unknown or requires a missing package."""
     writers = {".json": _write_json, ".jsonl": _write_lines, ".csv": _write_csv, ".parquet": _write_parquet}
     extension = Path(path).suffix.lower()
@@ -55,12 +73,12 @@ def as_dict(result: Result | Segmentation) -> dict[str, Any]:
     return {"path": clean(result.name), **(result.record() if result.error is None else {"error": clean(result.error)})}
 
 
-def _write_lines(results: Iterable[Result], path: Path, top: int, width: int) -> None:
+def _write_lines(results: Iterable[Result], path: Path, columns: Columns) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(json_text(as_dict(result)) + "\n" for result in results)
 
 
-def _write_json(results: Iterable[Result], path: Path, top: int, width: int) -> None:
+def _write_json(results: Iterable[Result], path: Path, columns: Columns) -> None:
     with open(path, "w", encoding="utf-8") as file:
         before = "[\n"
         for result in results:
@@ -72,17 +90,21 @@ def _write_json(results: Iterable[Result], path: Path, top: int, width: int) -> 
 # ---- CSV -------------------------------------------------------------------------------------------------------------
 
 
-def _write_csv(results: Iterable[Result], path: Path, top: int, width: int) -> None:
-    """Write columns path, label and probability of each rank, and error; or path, feature_0, ... and error."""
-    columns = [f"feature_{i}" for i in range(width)]
-    for rank in range(top):
+def _write_csv(results: Iterable[Result], path: Path, columns: Columns) -> None:
+    """Write columns path, label and probability of each rank, and error; or path, feature_0, ... and error.
+
+    A calibrated model adds unknown and familiarity, and label_set (a JSON list) if there is a coverage.
+    """
+    names = [f"feature_{i}" for i in range(columns.width)]
+    for rank in range(columns.top):
         suffix = f"_{rank + 1}" if rank else ""
-        columns += [f"label{suffix}", f"probability{suffix}"]
+        names += [f"label{suffix}", f"probability{suffix}"]
+    names += ["unknown", "familiarity"] * columns.calibrated + ["label_set"] * columns.label_set
     with open(path, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["path", *columns, "error"])
+        table.writerow(["path", *names, "error"])
         for result in results:
-            cells = result.cells() if result.error is None else [""] * len(columns)
+            cells = result.cells() if result.error is None else [""] * len(names)
             table.writerow([clean(result.name), *cells, clean(result.error or "")])
 
 
@@ -97,15 +119,22 @@ def _pyarrow() -> Any:
     return importlib.import_module("pyarrow")
 
 
-def _write_parquet(results: Iterable[Result], path: Path, top: int, width: int) -> None:
-    """Write columns path, label, index, probability, predictions and error, or path, embedding and error."""
+def _write_parquet(results: Iterable[Result], path: Path, columns: Columns) -> None:
+    """Write columns path, label, index, probability, predictions and error, or path, embedding and error.
+
+    A calibrated model adds unknown and familiarity, and label_set if there is a coverage.
+    """
     arrow = _pyarrow()
     label = {"label": arrow.string(), "index": arrow.int32(), "probability": arrow.float32()}
-    if width:
-        columns = {"embedding": arrow.list_(arrow.float32(), width)}
+    if columns.width:
+        types = {"embedding": arrow.list_(arrow.float32(), columns.width)}
     else:
-        columns = {**label, "predictions": arrow.list_(arrow.struct(label))}
-    schema = arrow.schema({"path": arrow.string(), **columns, "error": arrow.string()})
+        types = {**label, "predictions": arrow.list_(arrow.struct(label))}
+    if columns.calibrated:
+        types |= {"unknown": arrow.bool_(), "familiarity": arrow.float32()}
+    if columns.label_set:
+        types["label_set"] = arrow.list_(arrow.struct(label))
+    schema = arrow.schema({"path": arrow.string(), **types, "error": arrow.string()})
     with arrow.parquet.ParquetWriter(path, schema) as file:
         found = map(as_dict, results)
         rows = ({**row, **row["predictions"][0]} if row.get("predictions") else row for row in found)

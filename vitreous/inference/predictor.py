@@ -7,9 +7,9 @@ b: batch; c: channels; h, w: height and width; d: feature width; k: classes.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from vitreous.common.text import clean
 from vitreous.common.threads import cores
 from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
+from vitreous.inference.calibration import familiarity_ranks, label_sets
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
     Embedding,
@@ -30,20 +31,33 @@ from vitreous.inference.engine import (
     Precision,
     Prediction,
     class_scores,
+    mean_log_probabilities,
 )
 from vitreous.inference.mask_images import background_of
 from vitreous.model.base_config import ModelConfig, Task
+from vitreous.model.calibration import check_coverage
 from vitreous.model.centre_crop import covering
 from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import ClassToken
 from vitreous.model.protocol import Model
 from vitreous.model.segmenter import Segmenter, slide
-from vitreous.model.top_labels import top_labels
+from vitreous.model.top_labels import Label, class_probabilities, top_labels
 
 # ---- Labels and features ---------------------------------------------------------------------------------------------
 
 FeatureKind = Literal["pooled", "class+mean"]
 FEATURE_KINDS: tuple[FeatureKind, ...] = ("pooled", "class+mean")
+
+
+NOT_CALIBRATED = "the model has not been calibrated; use `vitreous calibrate` with validation images"
+
+
+class Answer(NamedTuple):
+    """Fields of a `Prediction`."""
+
+    predictions: tuple[Label, ...]
+    familiarity: float | None = None
+    label_set: tuple[Label, ...] | None = None
 
 
 class Predictor(Engine):
@@ -61,6 +75,8 @@ class Predictor(Engine):
         compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
         workers: Number of decoding threads. 0 decodes in the calling thread; None uses one per core, at most 16.
         decode: "exact", or "fast" to decode large JPEGs at a reduced scale, which can change results.
+        coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). The model
+            must be calibrated, as it is after `vitreous train` or `vitreous calibrate`.
 
     >>> import numpy as np
     >>> from vitreous import create
@@ -71,7 +87,7 @@ class Predictor(Engine):
     """
 
     tasks, takes = ("classify", "embed"), "a classifier or encoder"
-    options = frozenset({"top", "decode"})
+    options = frozenset({"top", "decode", "coverage"})
 
     def __init__(
         self,
@@ -84,14 +100,24 @@ class Predictor(Engine):
         compile: bool = False,
         workers: int | None = None,
         decode: Literal["exact", "fast"] = "exact",
+        coverage: float | None = None,
     ):
         check_whole("top", top, 1, 2**31)
         check_choice("decode", decode, ("exact", "fast"))
         super().__init__(model, device, precision, batch_size, min(cores(), 16) if workers is None else workers)
         self.top, self.flip, self.compiled = min(top, self.config.num_classes), flip, compile
-        self.fast_decode = decode == "fast"
+        self.fast_decode, self.coverage = decode == "fast", coverage
+        if coverage is not None:
+            check_coverage(coverage)
+            if self.config.calibration is None:
+                raise ValueError(f"coverage is {coverage}, but {NOT_CALIBRATED}")
         self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
         self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
+        self._both: Callable[[Tensor], tuple[Tensor, Tensor]] = (
+            torch.compile(self._logits_and_pooled) if compile else self._logits_and_pooled
+        )
+        usable = self.config.calibration is not None and self.model.familiarity is not None
+        self._familiarity = self.model.familiarity.to(self.device) if usable else None
 
     @property
     def width(self) -> int:
@@ -110,7 +136,7 @@ class Predictor(Engine):
     def answers(self) -> dict[Task, Callable[[Images], Iterator[Embedding]]]:
         found: dict[Task, Callable[[Images], Iterator[Embedding]]] = {"embed": self.stream_embeddings}
         if self.config.num_classes:
-            found["classify"] = self.stream_probabilities
+            found["classify"] = self.stream_scores
         return found
 
     def stream_embeddings(self, images: Images, kind: FeatureKind = "pooled") -> Iterator[Embedding]:
@@ -135,15 +161,29 @@ class Predictor(Engine):
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
 
+    def stream_scores(self, images: Images) -> Iterator[Embedding]:
+        """Yield the logits of each image, followed by its familiarity score if the model has one, for `interpret`."""
+        self._check_head()
+        return self.run(images, lambda pixels: _finite_rows(self._scores_and_familiarity(pixels)), Embedding)
+
     def stream_probabilities(self, images: Images) -> Iterator[Embedding]:
         """Yield the probability of every class for each image."""
         for result in self.stream_logits(images):
-            probabilities = None if result.vector is None else self.probabilities(result.vector)
+            probabilities = None if result.vector is None else class_probabilities(result.vector, self.config)
             yield Embedding(result.name, probabilities, result.error)
 
-    def probabilities(self, scores: Float[Tensor, "*b classes"]) -> Float[Tensor, "*b classes"]:
-        """Convert the scores of `stream_logits`."""
-        return scores.exp() if self.flip else scores.softmax(dim=-1)
+    def interpret(self, scores: Float[Tensor, "b n"], top: int, coverage: float | None = None) -> list[Answer]:
+        """Convert the scores of `stream_scores` to the top labels, the familiarity and the label set of each image."""
+        classes, calibration = self.config.num_classes, self.config.calibration
+        probabilities = class_probabilities(scores[:, :classes], self.config)
+        best = top_labels(probabilities, self.labels, top)
+        familiar: Sequence[float | None] = [None] * len(best)
+        sets: Sequence[tuple[Label, ...] | None] = [None] * len(best)
+        if calibration is not None and scores.shape[1] > classes:
+            familiar = familiarity_ranks(calibration, scores[:, classes])
+        if calibration is not None and coverage is not None:
+            sets = label_sets(calibration, probabilities, self.labels, coverage)
+        return [Answer(*one) for one in zip(best, familiar, sets, strict=True)]
 
     def logits(self, images: Images) -> Float[Tensor, "n classes"]:
         """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
@@ -163,14 +203,27 @@ class Predictor(Engine):
         return super().input(pixels)
 
     def _predictions(self, pixels: Tensor) -> list[Any]:
-        best = top_labels(self.probabilities(self._scores(pixels)), self.labels, self.top)
-        return [(labels,) if math.isfinite(labels[0].probability) else NOT_A_NUMBER for labels in best]
+        answers = self.interpret(self._scores_and_familiarity(pixels), self.top, self.coverage)
+        return [answer if math.isfinite(answer.predictions[0].probability) else NOT_A_NUMBER for answer in answers]
 
     def _scores(self, pixels: Tensor) -> Tensor:
         return class_scores(self._score, self.input(pixels), self.flip)[: len(pixels)]
 
+    def _scores_and_familiarity(self, pixels: Tensor) -> Tensor:
+        if self._familiarity is None:
+            return self._scores(pixels)
+        images = self.input(pixels)
+        logits, pooled = (output.float() for output in self._both(images))
+        if self.flip:
+            others, mirrored = (output.float() for output in self._both(images.flip(-1)))
+            logits, pooled = mean_log_probabilities(logits, others), (pooled + mirrored) / 2
+        return torch.cat([logits, self._familiarity.scores(pooled)[:, None]], dim=1)[: len(pixels)]
+
     def _forward(self, images: Tensor) -> Tensor:
         return self.model(images)
+
+    def _logits_and_pooled(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return self.model.logits_and_pooled(images)
 
     def _pooled(self, images: Tensor) -> Tensor:
         return self.model.pooled(images)
@@ -347,6 +400,7 @@ def predictor_for(
     workers: int | None = None,
     top: int | None = None,
     decode: Literal["exact", "fast"] = "exact",
+    coverage: float | None = None,
 ) -> AnyPredictor:
     """Create the predictor for the model's task. See `Predictor` for the arguments.
 
@@ -358,7 +412,8 @@ def predictor_for(
     """
     kind = predictor_class(model.config)
     options: dict[str, Any] = {"workers": workers, "top": top, "decode": None if decode == "exact" else decode}
+    options["coverage"] = coverage
     options = {name: value for name, value in options.items() if value is not None}
-    for name in options.keys() & {"top", "decode"} - kind.options:
+    for name in options.keys() & {"top", "decode", "coverage"} - kind.options:
         fail(name, options[name], f"omitted for {kind.takes}")
     return kind(model, device, batch_size=batch_size, precision=precision, flip=flip, **options)

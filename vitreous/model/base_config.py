@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 from vitreous.common.checks import BadValue, Size, check_whole, fail, suggestion
 from vitreous.common.codec import decode
+from vitreous.model.calibration import Calibration
 from vitreous.model.options import GlobalAverage, PoolConfig, Preprocessing
 
 # Limits far above any published model. Larger values are probably mistakes and would exhaust the memory.
@@ -122,6 +123,16 @@ class ModelConfig:
         return GlobalAverage()
 
     @property
+    def calibration(self) -> Calibration | None:
+        """Calibration of the class probabilities, or None if the model has not been calibrated."""
+        return None
+
+    @property
+    def can_be_calibrated(self) -> bool:
+        """True if the config has a field for the calibration."""
+        return any(field.name == "calibration" for field in dataclasses.fields(self))
+
+    @property
     def distillation_token(self) -> bool:
         return False
 
@@ -150,10 +161,15 @@ class ModelConfig:
         return (-(-image_size[0] // stride[0]), -(-image_size[1] // stride[1]))
 
     def resized(self: C, image_size: Size) -> C:
-        return dataclasses.replace(self, image_size=image_size)  # type: ignore[call-arg]
+        config = self if image_size == self.image_size else self.uncalibrated()
+        return dataclasses.replace(config, image_size=image_size)  # type: ignore[call-arg]
 
     def with_classes(self: C, num_classes: int, labels: tuple[str, ...] = ()) -> C:
-        return dataclasses.replace(self, num_classes=num_classes, labels=labels)  # type: ignore[call-arg]
+        return dataclasses.replace(self.uncalibrated(), num_classes=num_classes, labels=labels)  # type: ignore[call-arg]
+
+    def uncalibrated(self: C) -> C:
+        """Drop the calibration, which is only valid for the weights, classes and image size that it was fitted to."""
+        return self if self.calibration is None else dataclasses.replace(self, calibration=None)  # type: ignore[call-arg]
 
     def override(self: C, fields: Mapping[str, Any]) -> C:
         """Replace fields with the given values or JSON values. In a segmenter, replace fields of the encoder."""

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Literal, get_args
 
 from vitreous.common.checks import (
@@ -34,6 +35,7 @@ from vitreous.model.base_config import (
     check_budget,
     check_classes,
 )
+from vitreous.model.calibration import Calibration
 from vitreous.model.options import (
     IGNORED,
     AttentionPool,
@@ -110,6 +112,7 @@ class ViTConfig(ModelConfig):
     labels: tuple[str, ...] = ()
 
     preprocessing: Preprocessing = Preprocessing()
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         self._check_image()
@@ -177,7 +180,7 @@ class ViTConfig(ModelConfig):
         """Replace the classes. Pre-logits belong to pre-training (section 3.2) and are dropped if no label is kept."""
         pretrained = isinstance(self.head, TanhHead) and not set(self.labels) & set(labels)
         head = LinearHead() if pretrained else self.head
-        return dataclasses.replace(self, num_classes=num_classes, labels=labels, head=head)
+        return dataclasses.replace(self.uncalibrated(), num_classes=num_classes, labels=labels, head=head)
 
     def _check_image(self) -> None:
         check_size("image_size", self.image_size, MAX_SIDE)
@@ -238,6 +241,7 @@ class ViTConfig(ModelConfig):
             fail("pool", self.pool, "ClassToken() when distillation_token=True")
         check_kind("head", self.head, get_args(HeadConfig))
         check_classes(self.num_classes, self.labels)
+        check_kind("calibration", self.calibration, (Calibration, NoneType))
 
     def _check_budget(self) -> None:
         """Check the estimated number of parameters without building the model."""
@@ -259,12 +263,14 @@ class ResNetConfig(ModelConfig):
     num_classes: int = 1000
     labels: tuple[str, ...] = ()
     preprocessing: Preprocessing = Preprocessing()
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         check_size("image_size", self.image_size, MAX_SIDE)
         check_whole("channels", self.channels, 1, 4096)
         check_resnet("", self.stages, self.width)
         check_classes(self.num_classes, self.labels)
+        check_kind("calibration", self.calibration, (Calibration, NoneType))
         check_kind("preprocessing", self.preprocessing, (Preprocessing,))
         self.preprocessing.check_channels(self.channels)
         check_budget(resnet_parameters(self.stages, self.width) + 32 * self.width * self.num_classes)

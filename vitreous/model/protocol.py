@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import Size, as_size
 from vitreous.model.base_config import ModelConfig as ModelConfig
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.heads import build_head, copy_rows
 from vitreous.model.options import LinearHead
 from vitreous.model.tokens import Features
@@ -31,6 +32,7 @@ class Model(nn.Module):
     """Base class of all models. Each family overrides the members that it supports."""
 
     config: ModelConfig
+    familiarity: Familiarity | None = None  # only valid if the config has a calibration
 
     @property
     def backbone(self) -> "Model":
@@ -60,6 +62,13 @@ class Model(nn.Module):
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         """Return one vector per image, the input of the head."""
         return self.features(images).patches.mean(dim=1)
+
+    def logits_and_pooled(
+        self, images: Float[Tensor, "b c h w"]
+    ) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b d"]]:
+        """Return the outputs of `forward` and `pooled` in one pass."""
+        pooled = self.pooled(images)
+        return self.heads[0](pooled), pooled
 
     def stage_outputs(self, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and output of each stage, from the image to the scores, for comparing two models."""

@@ -1,4 +1,4 @@
-"""Class names of a model and its top-k labels for an image."""
+"""Class names of a model, class probabilities, and the top-k labels of an image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +21,12 @@ class Label:
 def class_names(config: ModelConfig) -> tuple[str, ...]:
     """Return the labels in a config, or "class 0", "class 1", ... if it has none."""
     return config.labels or tuple(f"class {i}" for i in range(config.num_classes))
+
+
+def class_probabilities(logits: Float[Tensor, "*b classes"], config: ModelConfig) -> Float[Tensor, "*b classes"]:
+    """Return the softmax of the logits, at the temperature of the model's calibration if it has one."""
+    temperature = 1.0 if config.calibration is None else config.calibration.temperature
+    return (logits / temperature).softmax(dim=-1)
 
 
 def top_classes(scores: Float[Tensor, "b classes"], k: int) -> Int[Tensor, "b k"]:

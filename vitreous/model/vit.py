@@ -53,6 +53,12 @@ class ViT(Model):
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         return self.pool(self.features(images))
 
+    def logits_and_pooled(
+        self, images: Float[Tensor, "b c h w"]
+    ) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b d"]]:
+        features = self.features(images)
+        return self.classify(features), self.pool(features)
+
     def patchify(
         self, images: Float[Tensor, "b c h w"], keep_indices: Int[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b n d"], Size]:

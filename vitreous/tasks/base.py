@@ -19,11 +19,14 @@ from vitreous.data import Augmentation, Batch, DataSet, Source, open_data
 from vitreous.data.augment.batch import augment
 from vitreous.model import Model, ModelConfig, configure
 from vitreous.model.build import build
+from vitreous.model.calibration import Calibration
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.options import Conditional, Dropout, GlobalAverage, Preprocessing
 from vitreous.report.html import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
 from vitreous.weights import CATALOG, Checkpoint, open_checkpoint, provenance_of
+from vitreous.weights.native import CALIBRATION
 
 SMALL = 48  # largest side of small images, in pixels
 SAMPLES = 16  # training images in a report
@@ -94,6 +97,7 @@ class Task(ABC):
     larger_is_better: ClassVar[bool] = True
     train_metric: ClassVar[str | None] = None  # name of the second value that `loss` returns; None if unused
     complete_checkpoint: ClassVar[bool] = False  # True if `evaluate_best` can evaluate a checkpoint
+    calibrates: ClassVar[bool] = False  # True if `calibrate` can calibrate the best checkpoint
     labelled: ClassVar[bool] = True  # False if the task needs no labels
     masks: ClassVar[bool] = False  # True if batches contain masks
     cpu_batch: ClassVar[int] = 64  # default batch size on a CPU
@@ -171,7 +175,8 @@ class Task(ABC):
             return build_preset(config, classes)
         start = init.model(image_size(config), overrides=model_fields(config)).float()
         model: Model = start.backbone
-        vars(model)["provenance"] = provenance_of(start)
+        vars(model)["provenance"] = {key: value for key, value in provenance_of(start).items() if key != CALIBRATION}
+        model.config = model.config.uncalibrated()
         if model.config.labels != classes or model.config.num_classes != len(classes):
             model.replace_head(len(classes), classes)
         return model
@@ -197,6 +202,21 @@ class Task(ABC):
 
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
         """Evaluate the best checkpoint as `vitreous eval` does, on the images of process `rank` of `ranks`."""
+        raise NotImplementedError
+
+    def calibration_images(self, val: Source) -> Source:
+        """Return the validation images to calibrate the best checkpoint on."""
+        return val
+
+    def calibrate(self, results: Any) -> tuple[Calibration, Results] | None:
+        """Fit a calibration to the results of `evaluate_best`, and return it with the calibrated results.
+
+        Return None if the results have no logits.
+        """
+        raise NotImplementedError
+
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
+        """Return the familiarity of images to the best checkpoint, and the scores of validation images."""
         raise NotImplementedError
 
     # ---- Report ------------------------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """Classification metrics: accuracy, loss, calibration, per-class metrics and confusion.
 
-Logits are reduced batch by batch on their device. Only 64 bytes per image are kept, whatever the number of classes.
+Logits are reduced batch by batch on their device. Only 64 bytes per image are kept, whatever the number of classes,
+unless the logits are needed to calibrate the model.
 
 n: images; k: top classes that are kept, at most 5.
 """
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from torch.nn import functional as F
 from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.loader import Batch
-from vitreous.data.sources.base import Source
+from vitreous.data.sources.base import Source, pick
+from vitreous.inference.calibration import calibrate_scores, cross_fitted
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
     SourceImage,
@@ -29,9 +31,13 @@ from vitreous.inference.engine import (
     model_input,
 )
 from vitreous.inference.predictor import Predictor
+from vitreous.model.calibration import Calibration
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import Preprocessing
 from vitreous.model.top_labels import top_classes
 
+MOST_FEATURES, MOST_PER_CLASS = 2000, 10  # images of each split that the familiarity is fitted to; the larger number
+MOST_LOGITS = 2**24  # kept to calibrate a model: those of 16,000 images with 1,000 classes
 UNREADABLE = -1  # label of an unreadable image
 
 
@@ -68,7 +74,7 @@ class WrongPrediction:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Reliability:
     """Mean confidence and accuracy in each confidence bin; `ece` is the expected calibration error."""
 
     edges: Float[Tensor, "edges"]  # one more than there are bins
@@ -90,6 +96,9 @@ class Evaluation:
     num_classes: int
     names: tuple[str, ...] | None = None
     problems: list[str] = field(default_factory=list)  # unreadable images, each with the reason
+    calibrated: Float[Tensor, "n"] | None = None  # calibrated probability of the top class
+    logits: Float[Tensor, "n classes"] | None = None  # kept to calibrate the model
+    cross_fitted: bool = False  # True if the model was calibrated on these images (see `calibrate`)
 
     @classmethod
     def of(
@@ -99,8 +108,13 @@ class Evaluation:
         names: Sequence[str] | None = None,
         indices: Int[Tensor, "n"] | None = None,
         problems: Sequence[str] = (),
+        temperature: float | None = None,
+        keep_logits: bool = False,
     ) -> "Evaluation":
-        """Evaluate logits on any device and in any precision. The result is on the CPU in float32."""
+        """Evaluate logits on any device and in any precision. The result is on the CPU in float32.
+
+        `temperature` is that of the model's calibration, if it has one.
+        """
         num_classes = logits.shape[1]
         labels = labels.to(logits.device, torch.int64)
         if names is not None and len(names) != num_classes:
@@ -118,7 +132,10 @@ class Evaluation:
         losses = F.nll_loss(log_probabilities, labels, reduction="none", ignore_index=UNREADABLE)
         places = torch.arange(len(labels)) if indices is None else indices.cpu()
         known = None if names is None else tuple(names)
-        return cls(labels.cpu(), best.cpu(), confidence.cpu(), losses.cpu(), places, num_classes, known, list(problems))
+        scaled = None if temperature is None else (logits / temperature).softmax(1).gather(1, best[:, :1])[:, 0].cpu()
+        kept = logits.cpu() if keep_logits else None
+        found = (labels.cpu(), best.cpu(), confidence.cpu(), losses.cpu(), places)
+        return cls(*found, num_classes, known, list(problems), scaled, kept)
 
     @classmethod
     def join(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
@@ -128,11 +145,12 @@ class Evaluation:
         first = parts[0]
         if any((part.num_classes, part.names) != (first.num_classes, first.names) for part in parts):
             raise ValueError("cannot join evaluations with different classes")
-        fields = ("labels", "best", "confidence", "losses", "indices")
+        fields = ["labels", "best", "confidence", "losses", "indices"]
+        fields += [name for name in ("calibrated", "logits") if getattr(first, name) is not None]
         joined = {field: torch.cat([getattr(part, field) for part in parts]) for field in fields}
         order = torch.from_numpy(np.unique(joined["indices"].numpy(), return_index=True)[1])
         problems = dict.fromkeys(problem for part in parts for problem in part.problems)
-        rows = {field: tensor[order] for field, tensor in joined.items()}
+        rows: dict[str, Any] = {field: tensor[order] for field, tensor in joined.items()}
         return cls(**rows, num_classes=first.num_classes, names=first.names, problems=list(problems))
 
     def name(self, index: int) -> str:
@@ -146,8 +164,23 @@ class Evaluation:
     def readable(self) -> Shaped[Tensor, "n"]:
         return self.labels != UNREADABLE
 
+    def calibrate(self) -> tuple[Calibration, "Evaluation"]:
+        """Fit a calibration to the kept logits. Also return the evaluation with cross-fitted probabilities.
+
+        These use the temperature of the other half of the images, because that of all images would look too good.
+        """
+        self._check_not_empty()
+        assert self.logits is not None
+        logits, labels = self.logits[self.readable], self.labels[self.readable]
+        calibrated = self.confidence.clone()
+        calibrated[self.readable] = cross_fitted(logits, labels)
+        return calibrate_scores(logits, labels), replace(self, calibrated=calibrated, logits=None, cross_fitted=True)
+
     def metrics(self) -> dict[str, Any]:
-        """Return `top1`, `top5`, `loss`, `ece` and image counts. Accuracies are fractions, not percentages."""
+        """Return `top1`, `top5`, `loss`, `ece` and image counts. Accuracies are fractions, not percentages.
+
+        `ece_calibrated` is included if the model is calibrated.
+        """
         self._check_not_empty()
         hits = self.best == self.labels[:, None]  # an unreadable image is never a hit
         count = int(self.readable.sum())
@@ -156,22 +189,27 @@ class Evaluation:
             "top5": int(hits.sum()) / count,
             "loss": float(self.losses.double().sum()) / count,
             "ece": self.calibration().ece,
+            **({} if self.calibrated is None else {"ece_calibrated": self.calibration(calibrated=True).ece}),
             "count": count,
             "unreadable": len(self.labels) - count,
         }
 
-    def calibration(self, bins: int = 15) -> Calibration:
-        """Compare confidence with accuracy, in 15 bins by default (Guo et al. 2017)."""
+    def calibration(self, bins: int = 15, calibrated: bool = False) -> Reliability:
+        """Compare confidence with accuracy, in 15 bins by default (Guo et al. 2017).
+
+        calibrated: Use the calibrated confidence, which must be known.
+        """
         self._check_not_empty()
         edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-        confidence = self.confidence[self.readable].double()
+        known = self.calibrated if calibrated and self.calibrated is not None else self.confidence
+        confidence = known[self.readable].double()
         right = (self.predicted == self.labels)[self.readable].double()
         place = torch.bucketize(confidence, edges[1:-1])
         counts = torch.bincount(place, minlength=bins)
         sure = torch.bincount(place, confidence, minlength=bins)
         hits = torch.bincount(place, right, minlength=bins)
         ece = float((sure - hits).abs().sum()) / len(place)
-        return Calibration(edges, counts, sure / counts.clamp(min=1), hits / counts.clamp(min=1), ece)
+        return Reliability(edges, counts, sure / counts.clamp(min=1), hits / counts.clamp(min=1), ece)
 
     def per_class(self) -> list[ClassMetrics]:
         """Return the metrics of all classes in order, including classes without images."""
@@ -244,6 +282,30 @@ def classify_batches(
     return Evaluation.join(parts)
 
 
+def calibration_images(source: Source, num_classes: int) -> Source:
+    """Return the images to calibrate a model on: all, or evenly spaced ones if there would be too many logits."""
+    every = -(-len(source) * num_classes // MOST_LOGITS)
+    return source if every <= 1 else pick(source, np.arange(0, len(source), every))
+
+
+def fit_familiarity(
+    predictor: Predictor, train: Source, val: Source, progress: Report = silent
+) -> tuple[Familiarity, Float[Tensor, "n"]]:
+    """Fit the familiarity to features of training images. Also return the scores of validation images."""
+    parts, most = [], max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
+    for source in (train, val):
+        some = pick(source, np.arange(0, len(source), -(-len(source) // most)))
+        results = tracked(predictor.stream_embeddings(some), "extracting features", len(some), progress)
+        found = [(row, one.vector) for row, one in enumerate(results) if one.vector is not None]
+        rows, vectors = [row for row, _ in found], [vector for _, vector in found]
+        if not rows:
+            raise ValueError("there are no readable images to calibrate on")
+        parts.append((torch.stack(vectors), torch.from_numpy(some.labels[rows])))
+    (features, labels), (others, _) = parts
+    familiarity = Familiarity.fit(features, labels)
+    return familiarity, familiarity.scores(others)
+
+
 def share_of(count: int, batch_size: int, rank: int, ranks: int) -> list[range]:
     """Return the batches of process `rank` of `ranks`: whole ones, so that any number of processes computes the same.
 
@@ -260,15 +322,18 @@ def classify_source(
     classes: Sequence[str],
     rank: int = 0,
     ranks: int = 1,
+    keep_logits: bool = False,
     progress: Report = silent,
 ) -> Evaluation:
     """Evaluate a predictor on the images of process `rank` of `ranks`. Raise if a prediction is NaN."""
+    calibration = predictor.config.calibration
+    how: dict[str, Any] = {"temperature": calibration and calibration.temperature, "keep_logits": keep_logits}
     batches = share_of(len(source), predictor.batch_size, rank, ranks)
     results = predictor.stream_logits(SourceImage(source, index) for batch in batches for index in batch)
     results = tracked(results, "classifying images", sum(map(len, batches)), progress)
     none = torch.zeros(0, dtype=torch.int64)
     parts = [
-        Evaluation.of(torch.zeros(0, len(classes)), none, classes, none)
+        Evaluation.of(torch.zeros(0, len(classes)), none, classes, none, **how)
     ]  # there may be more processes than images
     for batch in batches:
         indices = torch.tensor(batch)
@@ -280,5 +345,5 @@ def classify_source(
                 labels[row] = UNREADABLE
                 problems.append(f"{one_line(result.name)}: {result.error}")
             scores.append(torch.zeros(len(classes)) if result.vector is None else result.vector)
-        parts.append(Evaluation.of(torch.stack(scores), labels, classes, indices, problems))
+        parts.append(Evaluation.of(torch.stack(scores), labels, classes, indices, problems, **how))
     return Evaluation.join(parts)

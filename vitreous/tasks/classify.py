@@ -21,6 +21,8 @@ from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, Reader, Request
 from vitreous.data.sources.base import Source
 from vitreous.inference.predictor import Predictor
+from vitreous.model.calibration import Calibration
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.report import plots
@@ -41,7 +43,14 @@ from vitreous.report.html import (
     tag,
 )
 from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Finished, Task, padded_if
-from vitreous.tasks.classification_metrics import ClassMetrics, Evaluation, classify_batches, classify_source
+from vitreous.tasks.classification_metrics import (
+    ClassMetrics,
+    Evaluation,
+    calibration_images,
+    classify_batches,
+    classify_source,
+    fit_familiarity,
+)
 from vitreous.tasks.config import Augment, Distillation, TrainConfig
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
@@ -55,7 +64,7 @@ class Classify(Task):
     """Classification with label smoothing, mixup, CutMix and distillation."""
 
     metric = train_metric = "top1"
-    complete_checkpoint = lora = True
+    complete_checkpoint = calibrates = lora = True
     options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(Distillation())})
     next_steps = (
         "vitreous predict {best} {image}",
@@ -113,9 +122,22 @@ class Classify(Task):
         return classify_batches(module, batches, device, config.preprocessing, config.labels, precision, flip)
 
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Evaluation:
+        predictor = self._predictor(model)
+        keep_logits = self.calibration_images(source) is source
+        return classify_source(predictor, source, model.config.labels, rank, ranks, keep_logits)
+
+    def calibration_images(self, val: Source) -> Source:
+        return calibration_images(val, self.model.config.num_classes)
+
+    def calibrate(self, results: Evaluation) -> tuple[Calibration, Evaluation] | None:
+        return None if results.logits is None else results.calibrate()
+
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
+        return fit_familiarity(self._predictor(model), train, val)
+
+    def _predictor(self, model: Model) -> Predictor:
         device, flip = next(model.parameters()).device, self.config.flip_test
-        predictor = Predictor(model, device, EVALUATION_BATCH, flip=flip, workers=self.config.workers)
-        return classify_source(predictor, source, model.config.labels, rank, ranks)
+        return Predictor(model, device, EVALUATION_BATCH, flip=flip, workers=self.config.workers)
 
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:
@@ -143,6 +165,8 @@ class Classify(Task):
         headline = ["top1", *(["top5"] if len(classes) > 5 else []), "loss", "ece"]
         texts = {"top5": "top-5", "loss": "loss", "ece": "calibration error"}
         others = "".join(f", {texts[key]} {metrics[key]:.4f}" for key in headline[1:])
+        if "ece_calibrated" in metrics:
+            others += f" ({metrics['ece_calibrated']:.4f} calibrated)"
         return TaskReport(
             f"top-1 {metrics['top1']:.4f} ({correct:,} of {count:,} images){others}",
             f"Classification into {len(classes)} classes, {run.evaluated_on}",
@@ -330,6 +354,12 @@ def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
         f"Predictions with a probability of 80% should be correct 80% of the time. The mean calibration error of this "
         f"model is {100 * bins.ece:.1f} percentage points. The model is {lean}."
     )
+    if evaluation.calibrated is not None:
+        after = 100 * evaluation.calibration(calibrated=True).ece
+        fitted = "on the validation split"
+        if evaluation.cross_fitted:
+            fitted = "on this split; each half of the images is evaluated with the temperature of the other half"
+        text += f" With the temperature that predictions use, it is {after:.1f} points (fitted {fitted})."
     if drawn is None:
         return [tag("p", text)]
     note = f"Hollow dots mark bins with fewer than {plots.FEW} images. These bins are unreliable."

@@ -54,7 +54,7 @@ def extend(
     """Add images to a classifier that was trained with `train_only="lda"`, and write a new checkpoint folder.
 
     Images of known classes improve these classes; other class names become new classes. The result is the same as that
-    of training on all images at once.
+    of training on all images at once, but it is not calibrated (see `vitreous.calibrate`).
 
     checkpoint: Checkpoint folder, such as runs/pets/best.
     data: New images, as for `vitreous.train`. If they have splits, only train is used.

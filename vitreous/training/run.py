@@ -25,6 +25,7 @@ from vitreous.common.atomic_files import atomic_file
 from vitreous.common.codec import to_dict
 from vitreous.common.text import SafeConsole, duration, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
+from vitreous.inference.calibration import lower_quantiles
 from vitreous.model.protocol import Model
 from vitreous.report.html import RunReport, write_report
 from vitreous.report.plots import can_draw
@@ -47,7 +48,7 @@ from vitreous.training.progress import (
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
 from vitreous.training.setup import TASKS, Job, choose, open_pretrained, set_up
 from vitreous.weights.load import Checkpoint
-from vitreous.weights.native import load_folder
+from vitreous.weights.native import load_folder, store_calibration
 
 NOTHING, SAVE = 0, 1  # actions after a step, in order of urgency; any larger number is a signal that stops the run
 MAX_UNREADABLE = 0.05  # default of --max-unreadable
@@ -393,7 +394,8 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
     """Evaluate `best/`, write metrics.json and report.html, and return the metrics. All processes must call this."""
     split, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
     with job.phases("evaluation"):
-        results = _evaluate_best(job, folder, source)
+        calibrated = _calibrate_best(job, folder)
+        results = calibrated if calibrated is not None and split == "val" else _evaluate_best(job, folder, source)
     rows = read_rows(folder / run_folder.METRICS)
     if not rows:
         raise ValueError(f"{folder / run_folder.METRICS} is empty, so there is nothing to report")
@@ -455,6 +457,25 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
     model = load_folder(folder / "best").to(world.device)
     mine = job.task.evaluate_best(model, source, world.rank, world.size)
     return type(mine).join(world.gather(mine))
+
+
+def _calibrate_best(job: Job, folder: Path) -> Results | None:
+    """Calibrate the best checkpoint on the validation split. Return its results on that split, if they are complete."""
+    if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
+        return None
+    images = job.task.calibration_images(job.data.val)
+    found = job.task.calibrate(_evaluate_best(job, folder, images))
+    if found is None:
+        return None
+    calibration, results = found
+    if job.world.first:
+        model = load_folder(folder / "best").to(job.world.device)
+        familiarity, scores = job.task.fit_familiarity(model, job.data.train, job.data.val)
+        calibration = replace(calibration, familiarities=lower_quantiles(scores))
+        record = {"data": job.data.name, "split": "val", "images": calibration.images}
+        store_calibration(folder / "best", calibration, familiarity, record)
+    job.world.wait()
+    return results if images is job.data.val else None
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:

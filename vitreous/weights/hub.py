@@ -22,10 +22,10 @@ from vitreous.weights.card import model_card
 from vitreous.weights.catalog import HUB_PREFIX, LICENSES
 from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.native import STATISTICS, provenance_of
+from vitreous.weights.native import FAMILIARITY, STATISTICS, provenance_of
 
 CARD = "README.md"
-DESCRIPTIONS = ("config.json", "preprocessor_config.json", CARD)
+DESCRIPTIONS = ("config.json", "preprocessor_config.json", CARD, FAMILIARITY)
 SUFFIXES = ((".safetensors",), (".npz",), PICKLES)  # only the first group found in a repository is used
 MAX_BYTES = 1 << 36  # 64 GiB, more than any published Vision Transformer needs
 TIMEOUT_SECONDS = 10.0  # for a response from the Hub

@@ -1,6 +1,7 @@
 """Vitreous checkpoints: folders with `model.safetensors`, `config.json` and `README.md` (the model card).
 
-A head from `train --train-only lda` is stored together with `statistics.safetensors`, which `extend` needs.
+A calibrated checkpoint also has `familiarity.safetensors`. A head from `train --train-only lda` is stored together with
+`statistics.safetensors`, which `extend` needs.
 
 `config.json` contains everything needed to rebuild the model, preprocess images and label the classes, as well as the
 origin of the weights. Loading checks names, shapes and dtypes, builds the model on the meta device, and assigns
@@ -21,20 +22,25 @@ import torch
 from torch import Tensor, nn
 
 import vitreous
-from vitreous.common.atomic_files import atomic_folder, recover
+from vitreous.common.atomic_files import atomic_file, atomic_folder, recover
 from vitreous.common.checks import as_size, path_suggestion, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model import PRESETS, AnyConfig, Model, ModelConfig
+from vitreous.model.calibration import Calibration
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.weights.card import model_card
 from vitreous.weights.catalog import BY_PRESET, hub_hint, name_hint
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.io.safetensors_file import check_tensors, read_header, read_tensors, write_tensors
 
-WEIGHTS, CONFIG, CARD, STATISTICS = "model.safetensors", "config.json", "README.md", "statistics.safetensors"
-FILES = (WEIGHTS, CONFIG, CARD, STATISTICS)
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+FAMILIARITY = "familiarity.safetensors"  # only in calibrated checkpoints
+STATISTICS = "statistics.safetensors"  # only if the head was computed by LDA
+FILES = (WEIGHTS, CONFIG, CARD, FAMILIARITY, STATISTICS)
 VERSION = 1
+CALIBRATION = "calibration"  # entry of the provenance that describes the images a model was calibrated on
 FIELDS = ("format", "version", "model", "provenance")
 RECOMPUTED = "._checkpoint_wrapped_module"  # inserted into module names by torch's activation checkpointing
 
@@ -66,17 +72,37 @@ def write_files(
 ) -> None:
     """Write the checkpoint files to an existing folder. `tensors`, if given, replaces the model's state dict."""
     record = {**provenance_of(model), **_to_json(provenance or {}), "vitreous": vitreous.__version__}
-    document = {"format": "vitreous", "version": VERSION, "model": to_dict(model.config), "provenance": record}
-    try:
-        text = json.dumps(document, indent=2, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a label from a folder name may be invalid Unicode
-        text = json.dumps(document, indent=2).encode()
-    (folder / CONFIG).write_bytes(text + b"\n")
+    if model.config.calibration is None:  # the head or the image size may have been changed since
+        record.pop(CALIBRATION, None)
+    (folder / CONFIG).write_bytes(_config_json(model.config, record))
     written = model.state_dict() if tensors is None else tensors
     parameters = sum(tensor.numel() for tensor in written.values())
     (folder / CARD).write_text(model_card(model.config, name, parameters, record), encoding="utf-8")
     write_tensors(written, folder / WEIGHTS)
     _write_statistics(model, written, folder / STATISTICS)
+    if model.familiarity is not None and model.config.calibration is not None:
+        write_tensors(model.familiarity.tensors(), folder / FAMILIARITY)
+
+
+def _config_json(config: ModelConfig, provenance: Mapping[str, Any]) -> bytes:
+    document = {"format": "vitreous", "version": VERSION, "model": to_dict(config), "provenance": provenance}
+    try:
+        text = json.dumps(document, indent=2, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # a label from a folder name may be invalid Unicode
+        text = json.dumps(document, indent=2).encode()
+    return text + b"\n"
+
+
+def store_calibration(
+    path: str | os.PathLike[str], calibration: Calibration, familiarity: Familiarity, record: Mapping[str, Any]
+) -> None:
+    """Add a calibration to a checkpoint. `record` describes its data; the weights are not touched."""
+    opened = NativeCheckpoint(path)
+    with atomic_file(opened.folder / FAMILIARITY) as aside:
+        write_tensors(familiarity.tensors(), aside)
+    config = opened.stored.override({"calibration": calibration})
+    with atomic_file(opened.folder / CONFIG) as aside:
+        aside.write_bytes(_config_json(config, {**opened.provenance, CALIBRATION: _to_json(record)}))
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -173,9 +199,18 @@ class NativeCheckpoint:
         model = build_blank(config)
         check_tensors(file, self.header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
         fill(model, read_tensors(file))
+        if config.calibration is not None and (self.folder / FAMILIARITY).exists():
+            model.familiarity = _read_familiarity(self.folder / FAMILIARITY, config.feature_width)
         if (self.folder / STATISTICS).is_file():
             set_statistics(model, *_read_statistics(self.folder / STATISTICS))
         return adapt(model, self.stored, self.provenance, image_size, num_classes)
+
+
+def _read_familiarity(file: Path, width: int) -> Familiarity:
+    try:
+        return Familiarity.of_tensors({name: tensor.float() for name, tensor in read_tensors(file).items()}, width)
+    except (ValueError, RuntimeError) as error:
+        raise BadCheckpoint(f"{file}: {error}") from error
 
 
 def load_folder(
@@ -276,8 +311,9 @@ def statistics_of(model: Model) -> dict[str, Tensor] | None:
 
 
 def weights_digest(config: ModelConfig, tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of a config and tensors."""
-    total = hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode())
+    """Return a hash of a config, without its calibration, and tensors."""
+    fields = {name: value for name, value in to_dict(config).items() if name != "calibration"}
+    total = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -320,7 +356,7 @@ def adapt(
     changes: list[dict[str, Any]] = [
         {"field": field, "from": before[field], "to": after[field]}
         for field in before
-        if before[field] != after[field] and field != "labels"
+        if before[field] != after[field] and field not in ("labels", "calibration")
     ]
     if num_classes is not None:
         changes.append({"field": "head", "to": "new"})

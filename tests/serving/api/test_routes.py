@@ -18,13 +18,19 @@ from images import encoded, smooth
 from live_server import Live, in_thread
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build, build_segmenter, build_vit
+from vitreous.model.calibration import FRACTIONS, Calibration
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
+from vitreous.model.familiarity import Familiarity
+from vitreous.model.protocol import Model
 from vitreous.serving.models import ServedModel, serve_model
 from vitreous.serving.settings import Settings
 
 LABELS = ("ant", "bee", "cat", "dog", "emu")
 CONFIG = ViTConfig(
     image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=64, num_classes=5, labels=LABELS
+)
+CALIBRATION = Calibration(
+    2.0, 2000, familiarities=tuple(100 + fraction for fraction in FRACTIONS), true_probabilities=FRACTIONS
 )
 
 
@@ -33,12 +39,14 @@ def served() -> list[ServedModel]:
     torch.manual_seed(0)
     encoder = dataclasses.replace(CONFIG, num_classes=0, labels=(), registers=2)
     segmenter = SegmenterConfig(encoder, num_classes=3, labels=("Background", "pet", "edge"))
-    models = {
+    models: dict[str, Model] = {
         "five": build_vit(CONFIG),
         "bare": build_vit(encoder),
         "masks": build_segmenter(segmenter),
         "bit": build(ResNetConfig(image_size=(32, 32), stages=(1, 1), width=32, num_classes=4)),
+        "sure": build_vit(dataclasses.replace(CONFIG, calibration=CALIBRATION)),
     }
+    models["sure"].familiarity = Familiarity.fit(torch.randn(50, CONFIG.width), torch.arange(50) % 5)
     return [serve_model(model, id, id, "cpu", max_batch=4) for id, model in models.items()]
 
 
@@ -52,7 +60,7 @@ def sample_image(seed: int = 0, height: int = 60, width: int = 90) -> bytes:
     return encoded(smooth(height, width, seed))
 
 
-@pytest.mark.parametrize(("id", "index"), [("five", 0), ("bit", 3)])
+@pytest.mark.parametrize(("id", "index"), [("five", 0), ("bit", 3), ("sure", 4)])
 def test_classify_equals_the_predictor(live: Live, served: list[ServedModel], id: str, index: int) -> None:
     [wanted] = Predictor(served[index].model, "cpu", top=3)(sample_image())  # type: ignore[arg-type]
     answer = live.request("POST", f"/v1/classify?top=3&model={id}", sample_image()).json
@@ -63,6 +71,27 @@ def test_classify_equals_the_predictor(live: Live, served: list[ServedModel], id
         [one.probability for one in wanted.predictions],
     )
     assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_calibrated_model_returns_label_sets_and_unknown_images(live: Live, served: list[ServedModel]) -> None:
+    [wanted] = Predictor(served[4].model, "cpu", coverage=0.9)(sample_image())  # type: ignore[arg-type]
+    answer = live.request("POST", "/v1/classify?model=sure&coverage=0.9", sample_image()).json
+    assert (answer["unknown"], answer["familiarity"]) == (wanted.unknown, wanted.familiarity)
+    assert answer["unknown"] is True
+    assert wanted.label_set
+    assert [one["label"] for one in answer["label_set"]] == [one.label for one in wanted.label_set]
+    assert live.request("POST", "/v1/classify?model=sure", sample_image()).json["label_set"] is None
+    shown = live.request("POST", "/v1/images?model=sure", sample_image()).json
+    assert shown["unknown"] is True
+    assert shown["predictions"][0]["probability"] == pytest.approx(wanted.predictions[0].probability, abs=1e-5)
+
+
+def test_a_coverage_is_rejected_if_it_has_no_meaning(live: Live) -> None:
+    plain = live.request("POST", "/v1/classify?model=five", sample_image()).json
+    assert (plain["unknown"], plain["familiarity"], plain["label_set"]) == (None, None, None)
+    reply = live.request("POST", "/v1/classify?model=five&coverage=0.9", sample_image())
+    assert (reply.status, reply.json["error"]["code"]) == (409, "not_calibrated")
+    assert live.request("POST", "/v1/classify?model=sure&coverage=2", sample_image()).status == 422
 
 
 @pytest.mark.parametrize("id", ["five", "bare", "bit"])
@@ -187,8 +216,8 @@ def test_explanations(live: Live, served: list[ServedModel], method: str) -> Non
 def test_the_served_models_are_described(live: Live) -> None:
     answer = live.request("GET", "/v1/model").json
     assert answer["model"] == "five"
-    five, bare, masks, bit = answer["models"]
-    assert [one["task"] for one in answer["models"]] == ["classify", "embed", "segment", "classify"]
+    five, bare, masks, bit, _ = answer["models"]
+    assert [one["task"] for one in answer["models"]] == ["classify", "embed", "segment", "classify", "classify"]
     assert (five["labels"], five["classes"], five["grid"], five["heads"]) == (list(LABELS), 5, [3, 4], 4)
     assert bare["tokens"] == {"prefix": ["class", "register 1", "register 2"], "patches": 12, "total": 15}
     assert masks["labels"] == ["Background", "pet", "edge"]

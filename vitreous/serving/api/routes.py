@@ -14,11 +14,10 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.inference.engine import Embedding, Images
+from vitreous.inference.engine import Embedding, Images, Prediction, label_records
 from vitreous.inference.mask_images import background_of, hex_colours, palette
-from vitreous.inference.predictor import Segmentation
+from vitreous.inference.predictor import NOT_CALIBRATED, Predictor, Segmentation
 from vitreous.model.base_config import Task
-from vitreous.model.top_labels import top_labels
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, json_response
 from vitreous.serving.batch_queue import Compute, Priority, Scheduler, result_for
@@ -36,6 +35,10 @@ PRIORITIES = {
     "occlusion": Priority.LONG,
 }
 MAX_TOP = 1000  # classes per response
+Coverage = Annotated[
+    float | None,
+    Query(ge=0.01, le=0.999, description="Return the classes that contain the true one with this probability."),
+]
 Top = Annotated[int, Query(ge=1, le=MAX_TOP, description="Number of classes to return, most probable first.")]
 
 
@@ -54,11 +57,25 @@ def router(
         return await result_for(request, result, request.scope["deadline"] - time.monotonic(), settings.timeout)
 
     @routes.post("/classify", responses=json_response(schemas.Classified, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
-    async def classify(request: Request, top: Top = 5, model: Model = None) -> JSONResponse:
-        """Return the most probable classes of an image."""
+    async def classify(request: Request, top: Top = 5, coverage: Coverage = None, model: Model = None) -> JSONResponse:
+        """Return the most probable classes of an image.
+
+        If the model is calibrated, `familiarity` is the fraction of its validation images that the image is at least
+        as familiar as, and `unknown` is true below 0.05. With `coverage`, `label_set` contains the true class with
+        that probability; it is empty if no class is probable enough.
+        """
         one = find_model(served, model)
-        [best] = top_labels((await compute(request, one, "classify"))[None], one.labels, top)
-        return JSONResponse({"predictions": [vars(label) for label in best], "model": one.id})
+        if coverage is not None and one.model.config.calibration is None:
+            raise ApiError(409, "not_calibrated", f"coverage is not supported for {one.id!r}: {NOT_CALIBRATED}")
+        scores = await compute(request, one, "classify")
+        assert isinstance(one.predictor, Predictor)
+        [answer] = one.predictor.interpret(scores[None], top, coverage)
+        found = Prediction("", *answer)
+        return JSONResponse({
+            "predictions": label_records(found.predictions), "unknown": found.unknown,
+            "familiarity": found.familiarity,
+            "label_set": None if found.label_set is None else label_records(found.label_set), "model": one.id,
+        })  # fmt: skip
 
     @routes.post("/embed", responses=json_response(schemas.Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:

@@ -45,7 +45,10 @@ ClassName = shape("Target", index=int, label=str)
 Segment = shape("Segment", index=int, label=str, color=str, share=float)
 Box = shape("Box", left=float, top=float, width=float, height=float)
 Sides = shape("Sides", width=int, height=int)
-Classified = shape("Classified", predictions=many(Class), model=str)
+Classified = shape(
+    "Classified", predictions=many(Class), unknown=bool | None, familiarity=float | None,
+    label_set=many(Class) | None, model=str,
+)  # fmt: skip
 Embedded = shape("Embedded", embedding=list[float], width=int, model=str)
 Segmented = shape("Segmented", classes=many(Segment), width=int, height=int, mask=str, model=str)
 Explained = shape(
@@ -57,7 +60,7 @@ Explained = shape(
 
 Shown = shape(
     "Shown", id=str, model=str, picture=Sides, seen=Box, grid=list[int], predictions=many(Class) | None,
-    segments=many(Segment) | None,
+    unknown=bool | None, segments=many(Segment) | None,
 )  # fmt: skip
 PATCHES = {"method": str, "target": ClassName | None, "grid": list[int]}
 PatchValues = shape("PatchValues", **PATCHES, values=list[float], range=list[float])
@@ -92,7 +95,10 @@ STEP = {
     "stats": {"mean": -0.1, "std": 0.6, "min": -1.0, "max": 1.0}, "sample": [0.12, 0.13, 0.13],
 }  # fmt: skip
 EXAMPLES: dict[Any, dict[str, Any]] = {
-    Classified: {"predictions": PREDICTIONS, "model": "vit-b16"},
+    Classified: {
+        "predictions": PREDICTIONS, "unknown": False, "familiarity": 0.62, "label_set": PREDICTIONS[:1],
+        "model": "vit-b16",
+    },
     Embedded: {"embedding": [0.12, -0.53, 1.08], "width": 3, "model": "vit-b16"},
     Segmented: {"classes": [PET], **PICTURE, "mask": "iVBORw0KGgo...", "model": "pets"},
     Explained: {
@@ -101,7 +107,7 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
     },
     Shown: {
         "id": "5891b5b522d5df086d0ff0b110fbd9d2", "model": "vit-b16", "picture": PICTURE, "seen": SEEN,
-        "grid": [14, 14], "predictions": PREDICTIONS, "segments": None,
+        "grid": [14, 14], "predictions": PREDICTIONS, "unknown": False, "segments": None,
     },
     PatchMap: {
         "method": "relevance", "target": TARGET, "grid": [2, 2], "values": [0.1, 0.7, 0.2, 0.0], "range": [0.0, 0.7],

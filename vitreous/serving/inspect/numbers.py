@@ -28,14 +28,16 @@ from vitreous.explanation.importance_maps import (
     rollout_map,
 )
 from vitreous.explanation.pca_and_similarity import cosines, pca_colours
+from vitreous.inference.calibration import familiarity_ranks
 from vitreous.inference.mask_images import hex_colours
 from vitreous.inference.predictor import LONGEST
 from vitreous.model.block import Block
+from vitreous.model.calibration import UNKNOWN
 from vitreous.model.patch import cut
 from vitreous.model.position import AddedPosition
 from vitreous.model.segmenter import Segmenter, slide
 from vitreous.model.tokens import Features
-from vitreous.model.top_labels import top_labels
+from vitreous.model.top_labels import class_probabilities, top_labels
 from vitreous.serving.errors import NOT_A_NUMBER, ApiError
 from vitreous.serving.inspect.service import BYTES, Payload, Session, covered_box
 from vitreous.serving.models import prefix_names
@@ -70,13 +72,20 @@ def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], 
 
 
 @torch.no_grad()
-def predictions(session: Session) -> list[dict[str, Any]] | None:
-    """Return the top classes; None if the model is not a classifier."""
+def predictions(session: Session) -> dict[str, Any]:
+    """Return the top classes, None if the model is not a classifier, and `unknown`, None if it is not calibrated."""
     model = session.inspected.model
     if not model.config.backbone.num_classes:
-        return None
-    scores = session.captured.logits() if model.config.has_attention else model(session.image)
-    return top_classes(session.inspected.labels, scores[0].softmax(dim=-1), TOP)
+        return {"predictions": None, "unknown": None}
+    if model.config.has_attention:
+        scores, pooled = session.captured.logits(), session.captured.model.pool(session.captured.features())
+    else:
+        scores, pooled = model.logits_and_pooled(session.image)
+    calibration, probabilities, unknown = model.config.calibration, class_probabilities(scores[0], model.config), None
+    if calibration is not None and model.familiarity is not None:
+        familiar = model.familiarity.to(pooled.device).scores(pooled)
+        unknown = familiarity_ranks(calibration, familiar)[0] < UNKNOWN
+    return {"predictions": top_classes(session.inspected.labels, probabilities, TOP), "unknown": unknown}
 
 
 def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
@@ -88,7 +97,7 @@ def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
         "picture": {"width": image[1], "height": image[0]},
         "seen": {key: round(value, 3) for key, value in box._asdict().items()},
         "grid": list(session.inspected.grid),
-        "predictions": predictions(session),
+        **predictions(session),
         "segments": segments(session),
     }
 
@@ -114,7 +123,8 @@ def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> 
 
 def lens(session: Session) -> dict[str, Any]:
     """Return the top classes after each layer."""
-    probabilities = session.classifier_pass.lens()[:, 0].softmax(dim=-1)
+    captured = session.classifier_pass
+    probabilities = class_probabilities(captured.lens()[:, 0], captured.model.config)
     rows = [top_classes(session.inspected.labels, row, TOP_OF_A_LAYER) for row in probabilities]
     return {"layers": [{"layer": layer, "predictions": row} for layer, row in enumerate(rows)]}
 

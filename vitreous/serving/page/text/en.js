@@ -80,6 +80,7 @@ export const en = {
 
   // Predictions
   "answer": "Prediction", "segments": "Segments", "erase": "Erase patches", "clear": "Restore all",
+  "unknown": "This image is unlike those that the model was trained for. Its prediction may be meaningless.",
   "answer-hint": "Select a class to see its relevance and occlusion maps.",
   "target-hint": "Show relevance and occlusion for this class",
   "erase-hint": "Drag over the image to erase patches and watch the bars.",

@@ -1,5 +1,5 @@
-// Bars for the five most probable classes, compared with the original image when patches are erased. For a segmenter,
-// the classes in its mask.
+// Bars for the five most probable classes, compared with the original image when patches are erased, and a hint if
+// the image is unlike those that the model was trained for. For a segmenter, the classes in its mask.
 
 import { el, swatch } from "../widgets/dom.js";
 import { percent, t } from "../text/translate.js";
@@ -14,10 +14,12 @@ export class Predictions {
     this.clear = el("button", { type: "button", onclick: onClear });
     this.tools = el("div", { class: "tools" }, this.erase, this.clear);
     this.list = el("ul", { class: "bars" });
+    this.unknown = el("p", { class: "unknown small", hidden: true });
     this.root = el(
       "section",
       { class: "answer" },
       el("div", { class: "head" }, this.title, this.tools),
+      this.unknown,
       this.list,
       this.hint,
     );
@@ -30,12 +32,14 @@ export class Predictions {
     this.title.textContent = t(segments ? "segments" : "answer");
     this.erase.textContent = t("erase");
     this.clear.textContent = t("clear");
+    this.unknown.textContent = t("unknown");
     this.tools.hidden = this.model.task !== "classify" || !this.model.heads;
     if (this.shown) this.show(this.shown);
   }
 
   show(shown) {
     this.shown = shown;
+    this.unknown.hidden = !shown.unknown;
     if (shown.predictions) this.#bars(shown.predictions);
     else if (shown.segments) this.#legend(shown.segments);
     else this.list.replaceChildren(el("li", { class: "soft" }, t("no-head")));

@@ -1,0 +1,69 @@
+"""The `vitreous calibrate` command."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from vitreous.cli import ImageSize
+from vitreous.cli.eval import ProgressDisplay
+from vitreous.common.checks import fail
+from vitreous.common.text import plural, printable
+
+
+def calibrate(
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
+    *,
+    data: str,
+    split: Literal["val", "test"] = "val",
+    image_size: ImageSize = (),
+    data_root: Path | None = None,
+    val_fraction: float = 0.2,
+    seed: int = 0,
+    batch_size: int = 64,
+    device: str = "auto",
+    precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    workers: int = 2,
+    flip: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Calibrate the probabilities of a classifier on images that it was not trained on. `train` has already done this.
+
+    Example: vitreous calibrate vit.safetensors --data pictures/ --out calibrated
+
+    Args:
+        checkpoint: Checkpoint folder, another library's weight file, a catalog name, or hf-hub:owner/name.
+        data: The data set; accepts the same values as `train --data`.
+        split: Split to use.
+        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
+        data_root: Folder with a local copy of the data set, used instead of downloading it.
+        val_fraction: Fraction to hold out if the data has no validation split; use the value from training.
+        seed: Seed of the held-out split; use the value from training.
+        batch_size: Images per batch.
+        device: auto, cpu, cuda or mps.
+        precision: Compute precision.
+        workers: Number of threads that decode images.
+        flip: Average each prediction with that for the mirrored image, as predictions then have to do as well.
+        out: Folder for the calibrated checkpoint. By default, the calibration is added to CHECKPOINT, which must then
+            be a Vitreous checkpoint.
+    """
+    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "out")}
+    from vitreous import evaluation, weights
+    from vitreous.weights.native import is_checkpoint, store_calibration
+
+    if out is None and (image_size or not is_checkpoint(checkpoint)):
+        fail("out", out, "a folder, because the calibration cannot be added to this checkpoint")
+    with ProgressDisplay() as display:
+        found = evaluation.calibrate(checkpoint, **options, progress=display.show)
+    if found.doubt:
+        print(printable(f"vitreous: warning: {found.doubt}"), file=sys.stderr)
+    if out is None:
+        assert found.model.familiarity is not None
+        store_calibration(checkpoint, found.calibration, found.model.familiarity, found.record)
+    else:
+        weights.save(found.model, out)
+    images = f"{plural(found.calibration.images, 'image')} of the {found.split} split"
+    change = f"calibration error {found.ece:.4f} -> {found.ece_calibrated:.4f}"
+    print(printable(f"{images}: temperature {found.calibration.temperature:.3f}, {change}"))
+    print(printable(f"saved in {checkpoint if out is None else out}"))

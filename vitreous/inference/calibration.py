@@ -1,0 +1,116 @@
+"""Calibration of class probabilities on validation images: temperature, unknown images, label sets.
+
+Temperature scaling divides all logits by one number, so that predictions with a probability of 80% are correct 80% of
+the time (Guo et al. 2017). It never changes the order of the classes.
+
+An image is unknown if its familiarity score (see `vitreous.model.familiarity`) is lower than that of 95% of the
+validation images.
+
+A label set contains all classes whose probability reaches a threshold: a quantile of the probability of the true class
+among the validation images. It then contains the true class of new images with the chosen probability, whatever the
+model (split conformal prediction). If the probabilities are right, no other sets with that property are smaller on
+average (Sadinle et al. 2019). In exchange, a set is empty if no class reaches the threshold.
+
+n: images; k: classes.
+"""
+
+import bisect
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitreous.model.calibration import FRACTIONS, Calibration
+from vitreous.model.top_labels import Label, top_labels
+
+RANGE = 1e-3, 1e3  # of the temperature
+STEPS = 100  # maximum number of Newton or bisection steps; about ten are needed
+
+
+def calibrate_scores(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> Calibration:
+    """Fit the temperature and the thresholds of label sets to the logits and labels of validation images."""
+    temperature = fit_temperature(logits, labels)
+    truth = true_probabilities(logits, labels, temperature)
+    return Calibration(temperature, len(labels), true_probabilities=lower_quantiles(truth))
+
+
+def fit_temperature(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> float:
+    """Return the temperature that minimises the cross-entropy.
+
+    The targets are smoothed by 1 / (n + 2), as in Platt scaling, so that a few images that are all classified correctly
+    do not suggest certainty. The loss is convex in the inverse of the temperature; Newton's method finds its minimum,
+    with bisection steps where Newton's would leave the bracket.
+    """
+    if not len(labels):
+        raise ValueError("there are no readable images to calibrate on")
+    n, k = logits.shape
+    logits = logits.double() - logits.double().mean(dim=1, keepdim=True)  # so that the uniform part of a target is 0
+    target = (1 - k / max(k - 1, 1) / (n + 2)) * float(logits.gather(1, labels[:, None]).mean())
+    low, high = 1 / RANGE[1], 1 / RANGE[0]
+    inverse = 1.0
+    for _ in range(STEPS):
+        probabilities = (logits * inverse).softmax(dim=1)
+        means = (probabilities * logits).sum(dim=1)
+        gradient = float(means.mean()) - target
+        curvature = float(((probabilities * logits.square()).sum(dim=1) - means.square()).mean())
+        if gradient == 0:  # for example because all logits are equal
+            break
+        low, high = (inverse, high) if gradient < 0 else (low, inverse)
+        step = inverse - gradient / curvature if curvature > 0 else math.nan
+        following = step if low < step < high else math.sqrt(low * high)
+        if abs(following - inverse) <= 1e-6 * inverse:
+            break
+        inverse = following
+    return float(f"{1 / inverse:.6g}")
+
+
+def cross_fitted(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+    """Return the calibrated probability of the best class of each image, with the temperature of the other half.
+
+    This measures the calibration without a further split. The halves are every other image of each class.
+    """
+    order = labels.argsort(stable=True)
+    confidence = torch.zeros(len(labels))
+    for half, other in ((order[::2], order[1::2]), (order[1::2], order[::2])):
+        temperature = fit_temperature(logits[other], labels[other]) if len(other) else 1.0
+        confidence[half] = (logits[half].float() / temperature).softmax(dim=1).amax(dim=1).cpu()
+    return confidence
+
+
+def true_probabilities(
+    logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"], temperature: float
+) -> Float[Tensor, "n"]:
+    return (logits.double() / temperature).softmax(dim=1).gather(1, labels[:, None])[:, 0]
+
+
+def lower_quantiles(values: Float[Tensor, "n"]) -> tuple[float, ...]:
+    """Return the quantiles for all FRACTIONS that n values suffice for.
+
+    The quantile for the fraction f is the floor(f (n + 1))-th smallest value: the probability that another value of the
+    same distribution is smaller is at most f.
+    """
+    ordered = np.sort(values.cpu().numpy())
+    ranks = [math.floor(fraction * (len(ordered) + 1) + 1e-9) for fraction in FRACTIONS]
+    return tuple(float(f"{ordered[rank - 1]:.6g}") for rank in ranks if rank)
+
+
+# ---- Applying a calibration ------------------------------------------------------------------------------------------
+
+
+def familiarity_ranks(calibration: Calibration, scores: Float[Tensor, "b"]) -> list[float]:
+    """Return the fraction of the validation images that each image is at least as familiar as."""
+    missing = len(FRACTIONS) - len(calibration.familiarities)
+    fractions = (0.0, *FRACTIONS)
+    return [fractions[bisect.bisect_right(calibration.familiarities, score) + missing] for score in scores.tolist()]
+
+
+def label_sets(
+    calibration: Calibration, probabilities: Float[Tensor, "b k"], labels: Sequence[str], coverage: float
+) -> list[tuple[Label, ...]]:
+    """Return the label set of each image, most probable label first."""
+    sizes = (probabilities >= calibration.probability_threshold(coverage)).sum(dim=1).tolist()
+    ranked = top_labels(probabilities, labels, max([*sizes, 1]))
+    return [row[:size] for row, size in zip(ranked, sizes, strict=True)]

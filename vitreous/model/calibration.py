@@ -1,0 +1,56 @@
+"""Calibration of a classifier: numbers from its validation images, stored in its config. This module is torch-free.
+
+`vitreous.inference.calibration` fits them. A config without them gives plain softmax probabilities.
+"""
+
+from dataclasses import dataclass
+
+from vitreous.common.checks import check_numbers, check_positive, check_real, check_whole, fail
+
+# Fractions of the validation images at which quantiles are stored: finer where few images are below them.
+FRACTIONS = (*(i / 1000 for i in range(1, 10)), *(i / 100 for i in range(1, 100)))
+UNKNOWN = 0.05  # fraction of the validation images that are below the threshold for "unknown"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Temperature and quantiles of a classifier's scores for its validation images.
+
+    A quantile is the largest score that at most the given fraction of new images fall below, if they resemble the
+    validation images. Small fractions need many images: the lists may start at a later entry of FRACTIONS.
+
+    temperature: Divisor of the logits before the softmax.
+    images: Number of validation images.
+    familiarities: Quantiles of the familiarity score, which is low for images unlike the training images.
+    true_probabilities: Quantiles of the probability of the true class, at this temperature.
+    """
+
+    temperature: float
+    images: int
+    familiarities: tuple[float, ...] = ()
+    true_probabilities: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_positive("calibration.temperature", self.temperature)
+        check_whole("calibration.images", self.images, 1, 2**53)
+        for name in ("familiarities", "true_probabilities"):
+            values = getattr(self, name)
+            if values:
+                check_numbers(f"calibration.{name}", values)
+            if len(values) > len(FRACTIONS) or list(values) != sorted(values):
+                fail(f"calibration.{name}", values, f"at most {len(FRACTIONS)} increasing numbers")
+
+    def probability_threshold(self, coverage: float) -> float:
+        """Return the probability that the true class reaches for the given fraction of images.
+
+        >>> Calibration(1.0, 9, true_probabilities=tuple(i / 100 for i in range(1, 91))).probability_threshold(0.85)
+        0.06
+        """
+        check_coverage(coverage)
+        allowed = [i for i, fraction in enumerate(FRACTIONS) if fraction <= 1 - coverage + 1e-9]
+        missing = len(FRACTIONS) - len(self.true_probabilities)
+        return self.true_probabilities[allowed[-1] - missing] if allowed and allowed[-1] >= missing else 0.0
+
+
+def check_coverage(coverage: object) -> None:
+    check_real("coverage", coverage, 0.01, 0.999)
