@@ -65,7 +65,8 @@ def test_the_head_equals_that_of_the_ordinary_path(
     calls.clear()
     plain = train(head(tmp_path / "plain", start))
     data = open_data("digits")
-    assert 2 * len(data.train) + len(data.val) <= once <= 2 * (len(data.train) + len(data.val))  # two views
+    # Two views for training, and one more pass for the final evaluation and the calibration.
+    assert 2 * len(data.train) + len(data.val) <= once <= 3 * (len(data.train) + len(data.val))
     assert sum(calls) > once
     ours, theirs = load_state(cached.folder / "last"), load_state(plain.folder / "last")
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
