@@ -5,6 +5,7 @@ n: images; d: width of the features.
 
 import copy
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +13,16 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from rich.progress import track
+from rich.progress import Progress, TaskID
 from torch import Tensor
 
 from vitreous.common.checks import fail
-from vitreous.common.text import SafeConsole, one_line
+from vitreous.common.text import SafeConsole
 from vitreous.data import doctor
 from vitreous.data.doctor.check import DataReport
 from vitreous.data.doctor.findings import LabelError, ModelFindings, NearDuplicates, Outlier, Sample
 from vitreous.data.sources.base import Source, StoredImage
-from vitreous.evaluation.features import FeatureSet
+from vitreous.evaluation.features import FeatureSet, extract_rows
 from vitreous.evaluation.findings_page import write_page
 from vitreous.evaluation.label_errors import find_label_errors
 from vitreous.evaluation.near_duplicates import (
@@ -32,7 +33,7 @@ from vitreous.evaluation.near_duplicates import (
     groups,
     neighbours,
 )
-from vitreous.inference.engine import NOT_A_NUMBER, Precision
+from vitreous.inference.engine import Precision
 from vitreous.inference.predict_images import open_encoder
 from vitreous.inference.predictor import FeatureKind, Predictor
 from vitreous.model.options import ClassToken
@@ -140,18 +141,21 @@ def embed_splits(predictor: Predictor, splits: Mapping[str, Source], labelled: b
     kind: FeatureKind = "class+mean" if isinstance(getattr(predictor.config, "pool", None), ClassToken) else "pooled"
     places, vectors = [], []
     for split, source in splits.items():
-        results = predictor.stream_embeddings(source, kind)
         console = SafeConsole(stderr=True)
-        shown = track(results, f"embedding {split}", len(source), console=console, disable=not console.is_terminal)
-        for index, result in enumerate(shown):
-            if result.vector is not None:
-                places.append((split, index))
-                vectors.append(result.vector)
-            elif result.error == NOT_A_NUMBER:
-                raise ValueError(f"the features of {one_line(result.name)} are infinite or NaN; try --precision fp32")
-    if not vectors:
+        with Progress(console=console, disable=not console.is_terminal) as bar:
+            task = bar.add_task(f"embedding {split}", total=len(source))
+            shown = functools.partial(_show, bar, task)
+            features, labels, _ = extract_rows(predictor, source, kind, shown)
+        readable = (labels >= 0).nonzero()[:, 0]
+        places += [(split, index) for index in readable.tolist()]
+        vectors.append(features[readable])
+    if not places:
         raise ValueError("none of the images could be read")
-    return EmbeddedImages(torch.stack(vectors), splits, places, labelled)
+    return EmbeddedImages(torch.cat(vectors), splits, places, labelled)
+
+
+def _show(bar: Progress, task: TaskID, stage: str, done: int, total: int) -> None:
+    bar.update(task, completed=done)
 
 
 # ---- Suspicions ------------------------------------------------------------------------------------------------------

@@ -49,31 +49,56 @@ class FeatureSet:
         return FeatureSet(self.features[indices], self.labels[indices])
 
 
+class FeatureRows(NamedTuple):
+    """Features and labels of all images of a source, in order."""
+
+    features: Float[Tensor, "n d"]  # zero for unreadable images
+    labels: Int[Tensor, "n"]  # -1 if the image is unreadable
+    problems: list[str]  # unreadable images, each with the reason
+
+
 def extract(
     predictor: Predictor, source: Source, kind: FeatureKind = "pooled", progress: Report = silent
 ) -> FeatureSet:
-    """Compute the features of all images. A million vectors of width 768 take 3 GB, or half of that in bfloat16."""
-    # float16 has more precision than bfloat16, but less range, which is checked below.
+    """Compute the features of all readable images.
+
+    A million vectors of width 768 take 3 GB, or half of that in bfloat16.
+    """
+    # float16 has more precision than bfloat16, but less range, which is checked.
     stored = torch.float32 if predictor.dtype == torch.float32 else torch.float16
-    width = predictor.width * (2 if kind == "class+mean" else 1)
-    labels, problems = torch.from_numpy(source.labels.copy()), []
-    features = torch.full((len(source), width), torch.nan, dtype=stored)
-    vectors = predictor.stream_embeddings(source, kind)
-    for row, result in enumerate(tracked(vectors, "extracting features", len(source), progress)):
-        if result.vector is not None:
-            features[row] = result.vector
-        elif result.error != NOT_A_NUMBER:
-            labels[row] = -1
-            problems.append(f"{one_line(result.name)}: {result.error}")
+    features, labels, problems = extract_rows(predictor, source, kind, progress, stored)
     if problems:
         features, labels = features[labels >= 0], labels[labels >= 0]
     if not len(features):
         raise ValueError(f"none of the {len(source)} images could be read")
+    return FeatureSet(features, labels, tuple(problems))
+
+
+def extract_rows(
+    predictor: Predictor,
+    source: Source,
+    kind: FeatureKind = "pooled",
+    progress: Report = silent,
+    stored: torch.dtype = torch.float32,
+) -> FeatureRows:
+    """Compute the features of all images, and keep a row for unreadable ones."""
+    width = predictor.width * (2 if kind == "class+mean" else 1)
+    labels, problems = torch.from_numpy(source.labels.copy()), []
+    features = torch.zeros(len(source), width, dtype=stored)
+    vectors = predictor.stream_embeddings(source, kind)
+    for row, result in enumerate(tracked(vectors, "extracting features", len(source), progress)):
+        if result.vector is not None:
+            features[row] = result.vector
+        elif result.error == NOT_A_NUMBER:  # a problem with the model, not with the image
+            features[row] = torch.nan
+        else:
+            labels[row] = -1
+            problems.append(f"{one_line(result.name)}: {result.error}")
     broken = sum(int((~features[rows].isfinite().all(dim=1)).sum()) for rows in slices(len(features), 4096))
     if broken:
         hint = ", or do not fit in float16; try --precision fp32" if stored == torch.float16 else ""
         raise ValueError(f"the features of {broken} of {len(features)} images are infinite or NaN{hint}")
-    return FeatureSet(features, labels, tuple(problems))
+    return FeatureRows(features, labels, problems)
 
 
 class Accuracy(NamedTuple):

@@ -12,16 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitreous.common.text import one_line
 from vitreous.data.loader import Batch, Request
 from vitreous.data.sources.base import Source, pick
-from vitreous.inference.engine import NOT_A_NUMBER
+from vitreous.evaluation.features import extract_rows
 from vitreous.inference.predictor import Predictor
 from vitreous.model.protocol import Model
 from vitreous.tasks.config import TrainConfig
 from vitreous.training.distributed import World
 
-REPORTED = 20.0  # seconds between progress reports
+SECONDS = 20.0  # between lines of progress
 
 
 class FrozenFeatures(NamedTuple):
@@ -71,28 +70,25 @@ def frozen_features(
         precision="bf16" if half else "fp32",
         workers=config.workers,
     )
-    mine = np.arange(world.rank, len(source), world.size)
     what = f"{len(source):,} {'mirrored ' if mirrored else ''}images"
     say(f"computing the features of {what} once, with the frozen encoder")
-    features, labels, problems = torch.zeros(len(mine), predictor.width), source.labels[mine].copy(), []
-    started = reported = time.monotonic()
-    for row, result in enumerate(predictor.stream_embeddings(pick(source, mine))):
-        if result.vector is not None:
-            features[row] = result.vector
-        elif result.error == NOT_A_NUMBER:  # a problem with the model, not with the image
-            raise ValueError(f"{result.name}: {NOT_A_NUMBER}")
-        else:
-            labels[row] = -1
-            problems.append(f"{one_line(result.name)}: {result.error}")
-        if (now := time.monotonic()) - reported > REPORTED:
-            done, reported = (row + 1) * world.size, now
-            say(f"  {done:,} of {what}, {done / (now - started):,.0f} images/s")
-    parts = world.gather((features, labels, problems))
-    everything = FrozenFeatures(
-        torch.zeros(len(source), predictor.width), torch.zeros(len(source), dtype=torch.int64), []
-    )
-    for rank, (some, these, wrong) in enumerate(parts):
-        everything.features[rank :: world.size] = some
-        everything.labels[rank :: world.size] = torch.from_numpy(these)
-        everything.problems.extend(wrong)
-    return everything
+    mine = extract_rows(predictor, pick(source, np.arange(world.rank, len(source), world.size)), progress=_Lines(say))
+    features = torch.zeros(len(source), predictor.width)
+    labels, problems = torch.zeros(len(source), dtype=torch.int64), []
+    for rank, part in enumerate(world.gather(mine)):
+        features[rank :: world.size], labels[rank :: world.size] = part.features, part.labels
+        problems += part.problems
+    return FrozenFeatures(features, labels, problems)
+
+
+class _Lines:
+    """Prints progress as a line from time to time."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self.say, self.started = say, time.monotonic()
+        self.printed = self.started
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if (now := time.monotonic()) - self.printed > SECONDS:
+            self.printed = now
+            self.say(f"  {done:,} of {total:,} images, {done / (now - self.started):,.0f} images/s")
