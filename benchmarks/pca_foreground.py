@@ -15,11 +15,11 @@ import torch.nn.functional as F
 import tyro
 
 from benchmarks.publish_table import publish
+from vitreous.common.device import choose_device
 from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.open import open_masked
 from vitreous.data.sources.base import Subset
 from vitreous.explanation.pca_and_similarity import foreground
-from vitreous.inference.device import choose_device
 from vitreous.model.inputs import normalise
 from vitreous.model.options import IGNORED
 from vitreous.model.vit import ViT

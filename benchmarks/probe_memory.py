@@ -23,11 +23,11 @@ import torch
 import tyro
 
 from benchmarks.publish_table import publish
+from vitreous.common.device import choose_device
 from vitreous.common.text import plural
 from vitreous.evaluation.features import FeatureSet, read_features, slices, write_features
 from vitreous.evaluation.linear import Ridge, fewshot, linear_probe
 from vitreous.evaluation.probe import knn
-from vitreous.inference.device import choose_device
 
 Probe = Literal["knn", "ridge", "fewshot", "linear"]
 

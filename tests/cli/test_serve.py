@@ -13,7 +13,7 @@ import pytest
 import vitreous
 from images import encoded, smooth
 from live_server import HOST, process
-from vitreous.inference import device as capacity
+from vitreous.common import device as capacity
 from vitreous.model import options
 from vitreous.serving.app import run_server
 from vitreous.serving.models import check_capacity, load_models, unique_ids

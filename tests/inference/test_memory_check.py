@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from vitreous.common import device as capacity
 from vitreous.explanation.explain import open_model
-from vitreous.inference import device as capacity
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build_vit
 from vitreous.model.options import NoPosition

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from automatic_choices import TINY, checkpoint, chosen, sample_images
+from vitreous.common import device as capacity
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.open import open_data
-from vitreous.inference import device as capacity
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.cost import cost
 from vitreous.model.options import LinearDecoder

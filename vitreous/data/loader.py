@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader, Dataset
 from vitreous.common.checks import Size
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import one_line
+from vitreous.common.threads import in_threads
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.image.crop import crop_mask, fit, fit_mask, random_resized_crop
 from vitreous.data.image.decoding import UnreadableImage
 from vitreous.data.sources.base import ArraySource, Source, StoredImage, Subset
-from vitreous.data.threads import in_threads
 from vitreous.model.options import IGNORED, Preprocessing
 
 # ---- One batch -------------------------------------------------------------------------------------------------------

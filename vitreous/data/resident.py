@@ -19,12 +19,12 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.common.rng import SampleRng
+from vitreous.common.threads import in_threads
 from vitreous.data.image.batch_crop import crop_images, crop_masks
 from vitreous.data.image.crop import RATIO, crop_box, shrink, shrink_mask, shrunk
 from vitreous.data.image.decoding import UnreadableImage, size_of
 from vitreous.data.loader import Batch, BatchSlice, Reader, Request, schedule
 from vitreous.data.sources.base import Source, StoredImage
-from vitreous.data.threads import in_threads
 from vitreous.model.options import IGNORED
 
 SAMPLED = 200  # images whose sizes are read to estimate the memory of all

@@ -17,10 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitreous.common.threads import map_in_threads
 from vitreous.data.image import UnreadableImage, decode, resize
 from vitreous.data.image.decoding import ValueRange
 from vitreous.data.sources.base import StoredImage
-from vitreous.data.threads import map_in_threads
 from vitreous.evaluation import features
 from vitreous.evaluation.features import rows_within_budget, slices
 from vitreous.evaluation.probe import PAIR_BYTES, nearest

@@ -14,6 +14,7 @@ from PIL import Image
 import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import as_size, check_whole
+from vitreous.common.device import check_bytes, choose_device, placed
 from vitreous.common.text import duration
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.data.image import UnreadableImage, fit
@@ -23,8 +24,7 @@ from vitreous.explanation.attention_and_logit_lens import CapturedForward, captu
 from vitreous.explanation.draw import Canvas, canvas_of
 from vitreous.explanation.explain_report import Figure, draw_figures, write_report
 from vitreous.explanation.result import Explanation, available_methods, compute, request
-from vitreous.inference.device import check_bytes, check_memory, choose_device, placed, takes
-from vitreous.inference.engine import Input, encoded, model_input, name_of
+from vitreous.inference.engine import Input, check_memory, encoded, input_description, model_input, name_of
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT, require_vit
 from vitreous.report.plots import can_draw, is_written_here
@@ -140,7 +140,9 @@ def open_model(model: Model | str | Path, image_size: int | Sequence[int], devic
     place, config = choose_device(device, torch.device("cpu")), opened.config
     check_memory(config, place)
     attention = 4 * config.num_heads * config.num_tokens**2  # bytes for one layer
-    check_bytes(attention, place, f"{takes(config)} the attention of one layer", "use a smaller --image-size")
+    check_bytes(
+        attention, place, f"{input_description(config)} the attention of one layer", "use a smaller --image-size"
+    )
     return placed(opened, place, torch.float32)
 
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -26,18 +26,21 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.common.checks import check_choice, check_whole
+from vitreous.common.device import check_bytes, choose_device, choose_dtype, placed
 from vitreous.common.text import clean, json_text
 from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import ValueRange, pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
-from vitreous.inference.device import check_memory, choose_device, choose_dtype, placed
 from vitreous.model.base_config import Task
 from vitreous.model.calibration import UNKNOWN
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.top_labels import Label, class_names
+
+if TYPE_CHECKING:
+    from vitreous.model.cost import Cost
 
 # ---- Results ---------------------------------------------------------------------------------------------------------
 
@@ -346,3 +349,29 @@ class _Inline(Executor):
         except Exception as error:
             done.set_exception(error)
         return done
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+# Models that need more memory than the device has are rejected before they run.
+
+SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # below this, skip the estimate, which takes a second or two
+
+
+def check_memory(config: ModelConfig, device: torch.device) -> None:
+    """Raise ValueError if a forward pass of one image needs more memory than the device has."""
+    if spent := large_cost(config):
+        check_bytes(spent.inference_bytes, device, f"{input_description(config)} one image", "use a smaller image_size")
+
+
+def input_description(config: ModelConfig, name: str = "the model") -> str:
+    height, width = config.image_size
+    return f"{name} takes images of {width} x {height} pixels, and"
+
+
+def large_cost(config: ModelConfig) -> "Cost | None":
+    """Return the compute and memory cost of one image, or None if the model is small enough not to need checking."""
+    if math.prod(config.image_size) <= SMALL_PIXELS and config.backbone.num_tokens <= SMALL_TOKENS:
+        return None
+    from vitreous.model.cost import cost  # imports torch's fake tensors, which is slow
+
+    return cost(config)

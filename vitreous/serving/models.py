@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import vitreous
+from vitreous.common.device import check_bytes, choose_device
 from vitreous.common.text import clean
-from vitreous.inference.device import check_bytes, choose_device, large_cost, takes
+from vitreous.inference.engine import input_description, large_cost
 from vitreous.inference.predictor import AnyPredictor, predictor_class, predictor_for
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
@@ -154,7 +155,7 @@ def check_capacity(served: ServedModel, timeout: float) -> None:
     if cost is None:
         return
     batch = served.predictor.batch_size
-    subject, advice = takes(model.config, clean(served.name)), "use a smaller --image-size or --max-batch"
+    subject, advice = input_description(model.config, clean(served.name)), "use a smaller --image-size or --max-batch"
     check_bytes(batch * cost.inference_bytes, device, f"{subject} a batch of {batch}", advice)
     if cost.flops > timeout * FASTEST.get(device.type, FASTEST_ACCELERATOR):
         raise ValueError(

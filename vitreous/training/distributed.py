@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from vitreous.inference.device import choose_device
+from vitreous.common.device import choose_device
 from vitreous.model.protocol import Model
 
 T = TypeVar("T")

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from vitreous.common.device import free_memory
 from vitreous.common.threads import cores
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import BatchSlice, EvalLoader, Reader, StreamLoader, TrainLoader, is_array
@@ -21,7 +22,6 @@ from vitreous.data.resident import (
     read_images,
 )
 from vitreous.data.sources.base import Source
-from vitreous.inference.device import free_memory
 from vitreous.model.protocol import ModelConfig
 from vitreous.tasks.base import Choice
 from vitreous.tasks.config import TrainConfig

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue, fail
+from vitreous.common.device import choose_dtype, free_memory
 from vitreous.common.text import plural
 from vitreous.common.threads import cores
 from vitreous.data.image import UnreadableImage, size_of
 from vitreous.data.image.decoding import brightest_value, range_for
 from vitreous.data.loader import Batch, BatchSlice, EvalLoader, TrainLoader
 from vitreous.data.sources.base import DataSet, Source, StoredImage
-from vitreous.inference.device import choose_dtype, free_memory
 from vitreous.inference.engine import mixed_precision
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model, ModelConfig

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from vitreous.common.checks import Size, fail
 from vitreous.common.text import SafeConsole, one_line, plural
+from vitreous.common.threads import map_in_threads
 from vitreous.data.doctor.contact_sheet import check_name, write_sheet
 from vitreous.data.doctor.findings import SHOWN, ModelFindings, Sample
 from vitreous.data.image.decoding import (
@@ -35,7 +36,6 @@ from vitreous.data.masks.layouts import has_masks
 from vitreous.data.open import find_data, make_splits
 from vitreous.data.sources.base import FoundData, Source, StoredImage, class_counts, label_problems
 from vitreous.data.sources.folders import local_path
-from vitreous.data.threads import map_in_threads
 from vitreous.model.options import IGNORED
 
 SMALL = 32  # minimum shorter side in pixels

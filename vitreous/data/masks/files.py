@@ -20,9 +20,9 @@ import numpy as np
 
 from vitreous.common.checks import Size, fail, suggestion
 from vitreous.common.text import listed, plural
+from vitreous.common.threads import map_in_threads
 from vitreous.common.untrusted_files import open_regular, read_regular, read_regular_text
 from vitreous.data.image.decoding import UnreadableImage, check_memory, decode_errors, open_image, size_of
-from vitreous.data.threads import map_in_threads
 from vitreous.model.options import IGNORED
 
 FILE = "classes.txt"

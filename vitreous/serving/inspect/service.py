@@ -19,11 +19,11 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import BadValue, Size
+from vitreous.common.device import placed
 from vitreous.data.image import UnreadableImage, decode, fit, resize, size_of
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.draw import Box, model_region
 from vitreous.explanation.result import class_index
-from vitreous.inference.device import placed
 from vitreous.inference.engine import model_input
 from vitreous.inference.predictor import LONGEST
 from vitreous.model.centre_crop import covering

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from vitreous.common.checks import BadValue
-from vitreous.inference.device import choose_device, choose_dtype, placed
+from vitreous.common.device import choose_device, choose_dtype, placed
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 

@@ -1,21 +1,16 @@
-"""Device and dtype selection, model placement, and memory checks."""
+"""Device and dtype selection, placement of modules, and the memory of a device."""
 
 import copy
-import math
 import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from vitreous.common.checks import BadValue, fail
-from vitreous.model.base_config import ModelConfig
-
-if TYPE_CHECKING:
-    from vitreous.model.cost import Cost
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -64,17 +59,9 @@ def placed(model: M, device: torch.device, dtype: torch.dtype) -> M:
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------------
-# Models that need more memory than is available are rejected before they run.
 
-SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # below this, skip the estimate, which takes a second or two
 MEMINFO = "/proc/meminfo"
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroup v2 and v1
-
-
-def check_memory(config: ModelConfig, device: torch.device) -> None:
-    """Raise ValueError if a forward pass of one image needs more memory than the device has."""
-    if spent := large_cost(config):
-        check_bytes(spent.inference_bytes, device, f"{takes(config)} one image", "use a smaller image_size")
 
 
 def check_bytes(needed: int, device: torch.device, subject: str, advice: str) -> None:
@@ -84,20 +71,6 @@ def check_bytes(needed: int, device: torch.device, subject: str, advice: str) ->
         raise ValueError(
             f"{subject} needs about {needed / 1e9:.1f} GB of memory, but the device has {memory / 1e9:.1f} GB; {advice}"
         )
-
-
-def takes(config: ModelConfig, name: str = "the model") -> str:
-    height, width = config.image_size
-    return f"{name} takes images of {width} x {height} pixels, and"
-
-
-def large_cost(config: ModelConfig) -> "Cost | None":
-    """Return the compute and memory cost of one image, or None if the model is small enough not to need checking."""
-    if math.prod(config.image_size) <= SMALL_PIXELS and config.backbone.num_tokens <= SMALL_TOKENS:
-        return None
-    from vitreous.model.cost import cost  # imports torch's fake tensors, which is slow
-
-    return cost(config)
 
 
 def total_memory(device: torch.device) -> int:
