@@ -24,8 +24,9 @@ from benchmarks.publish_table import publish
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
 from vitreous.training import Augment, Optim, TrainConfig
+from vitreous.training.defaults import choose
 from vitreous.training.distributed import world
-from vitreous.training.setup import Job, choose, set_up
+from vitreous.training.setup import Job, set_up
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import DecoderConfig
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT
+from vitreous.tasks.all_tasks import TASKS
 from vitreous.tasks.base import open_init
 from vitreous.training import TrainConfig
-from vitreous.training.setup import TASKS, Chosen, choose
+from vitreous.training.defaults import Chosen, choose
 from vitreous.weights.load import save
 
 TINY = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2}

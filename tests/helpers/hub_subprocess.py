@@ -128,7 +128,7 @@ def initial_provenance(*arguments: str) -> dict[str, Any]:
     from vitreous.data.open import open_data
     from vitreous.tasks.base import open_init
     from vitreous.tasks.classify import Classify
-    from vitreous.training.setup import choose
+    from vitreous.training.defaults import choose
     from vitreous.weights.native import provenance_of
 
     config = tyro.cli(Flags, args=arguments, config=FLAGS).config()

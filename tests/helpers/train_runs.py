@@ -42,10 +42,10 @@ def tiny(out: Path, **changes: Any) -> TrainConfig:
 
 def skip_report(patch: "pytest.MonkeyPatch") -> None:
     """Disable reports and plots, which take longer than these runs."""
-    from vitreous.training import run
+    from vitreous.training import run_report
 
-    patch.setattr(run, "write_report", lambda folder, report: folder / "report.html")
-    patch.setattr(run, "can_draw", lambda: False)
+    patch.setattr(run_report, "write_report", lambda folder, report: folder / "report.html")
+    patch.setattr(run_report, "can_draw", lambda: False)
 
 
 def start(
@@ -80,13 +80,14 @@ def finish_in_two(config: TrainConfig, **how: Any) -> None:
 def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, world: Any) -> None:
     import torch
 
-    from vitreous.training import run as loop
+    from vitreous.training import run_report
+    from vitreous.training.progress import Monitor
     from vitreous.training.run import Interrupted, train
 
     torch.set_num_threads(1)
     os.environ |= world or {}
-    loop.can_draw = lambda: False  # type: ignore[assignment]
-    add = loop.Monitor.add
+    run_report.can_draw = lambda: False  # type: ignore[assignment]
+    add = Monitor.add
 
     def counted(self: Any, result: Any, batch: Any) -> None:
         add(self, result, batch)
@@ -96,7 +97,7 @@ def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, w
         if self.seen == stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    loop.Monitor.add = counted  # type: ignore[method-assign]
+    Monitor.add = counted  # type: ignore[method-assign]
     try:
         train(config)
     except Interrupted as stop:

@@ -17,10 +17,11 @@ from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.masked import MaskedAutoencoder
 from vitreous.model.presets import configure
+from vitreous.tasks.all_tasks import TASKS
 from vitreous.tasks.masked import Losses, Mae, Masked, Mpp
 from vitreous.training import Augment, Distillation, Masking, Optim, Segmenting, TrainConfig
+from vitreous.training.defaults import choose
 from vitreous.training.run import train
-from vitreous.training.setup import TASKS, choose
 from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.native import load_folder
 

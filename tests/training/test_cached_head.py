@@ -22,8 +22,8 @@ from vitreous.tasks.classify import Classify
 from vitreous.tasks.segment import Segment
 from vitreous.training import Augment, Distillation, Optim, TrainConfig, setup
 from vitreous.training.cached_head import FeatureLoader, can_cache
+from vitreous.training.defaults import choose
 from vitreous.training.run import train
-from vitreous.training.setup import choose
 
 SMALL = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 2, "num_heads": 2, "channels": 1}
 WHOLE = Preprocessing(crop_fraction=1.0)  # the ordinary path also sees whole images if crop is none
@@ -135,7 +135,7 @@ def test_the_default_augmentation_can_be_cached_and_explicit_flags_keep_the_usua
 
 
 def test_features_are_computed_when_they_are_needed(start: Path, tmp_path: Path) -> None:
-    from vitreous.training.distributed import World
+    from vitreous.common.world import World
     from vitreous.training.setup import set_up
 
     data = open_data("digits")

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from train_runs import SERVER
+from vitreous.common.world import World
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.training import Optim
-from vitreous.training.distributed import World, parallelise, world
+from vitreous.training.distributed import parallelise, world
 from vitreous.training.optim import build_optimizers
 
 pytestmark = pytest.mark.slow

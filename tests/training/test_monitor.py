@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from vitreous.common.world import World
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource
-from vitreous.training.distributed import World
 from vitreous.training.progress import Monitor, StepResult
 from vitreous.training.run import stop_signals
 

@@ -9,10 +9,10 @@ import torch
 import vitreous
 from automatic_choices import chosen, sample_images
 from vitreous.common.checks import BadValue
+from vitreous.common.world import World
 from vitreous.model.cost import cost
-from vitreous.training import TrainConfig, setup
-from vitreous.training.distributed import World
-from vitreous.training.setup import open_pretrained
+from vitreous.training import TrainConfig, defaults
+from vitreous.training.defaults import open_pretrained
 from vitreous.weights.hub import HubUnavailable
 from vitreous.weights.load import Checkpoint, describe, open_checkpoint
 
@@ -36,7 +36,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, dinov2: Path) -> list[str]:
         names.append(name)
         return open_checkpoint(dinov2)
 
-    monkeypatch.setattr(setup, "open_checkpoint", open_small)
+    monkeypatch.setattr(defaults, "open_checkpoint", open_small)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**50, 2**50))
     return names
 
@@ -83,7 +83,7 @@ def test_run_without_a_network_starts_from_scratch(monkeypatch: pytest.MonkeyPat
     def fail(name: str) -> None:
         raise HubUnavailable(f"{name} cannot be reached")
 
-    monkeypatch.setattr(setup, "open_checkpoint", fail)
+    monkeypatch.setattr(defaults, "open_checkpoint", fail)
     config, init, [note] = resolve(500, 200, "cpu")
     assert (config.init, config.image_size, init) == (None, (), None)
     assert "dinov2-s cannot be reached" in note
@@ -96,7 +96,7 @@ def test_other_problems_do_not_start_a_run_from_scratch(monkeypatch: pytest.Monk
     def fail(name: str) -> None:
         raise OSError("the token was rejected")
 
-    monkeypatch.setattr(setup, "open_checkpoint", fail)
+    monkeypatch.setattr(defaults, "open_checkpoint", fail)
     with pytest.raises(OSError, match="token"):
         resolve(500, 200, "cpu")
 

@@ -14,13 +14,14 @@ from PIL import Image
 
 from images import smooth
 from train_runs import SERVER, finish, skip_report, start, tiny
+from vitreous.common.world import World
 from vitreous.data.loader import StreamLoader
 from vitreous.data.open import open_data
 from vitreous.data.resident import KeptImages, PackedImages, ResidentLoader, WholeImages
-from vitreous.training import Augment, TrainConfig, loading
-from vitreous.training.distributed import World
+from vitreous.training import Augment, TrainConfig, defaults, setup
+from vitreous.training.defaults import choose
 from vitreous.training.run import train
-from vitreous.training.setup import Job, choose, set_up
+from vitreous.training.setup import Job, set_up
 from vitreous.weights.io.safetensors_file import read_tensors
 
 CPU = torch.device("cpu")
@@ -60,7 +61,8 @@ def job_of(config: TrainConfig) -> Job:
 def test_images_are_kept_where_they_fit(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(device: str, memory: dict[str, int], **changes: Any) -> Any:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in memory)
-        monkeypatch.setattr(loading, "free_memory", lambda device: memory[device])
+        for module in (defaults, setup):
+            monkeypatch.setattr(module, "free_memory", lambda device: memory[device])
         data, config = open_data(str(photos)), config_of(photos, tmp_path / "run", None, **changes)
         found = choose(config, data, device)
         assert any(note.startswith(f"keep_images = {found.config.keep_images} (") for note in found.notes)

@@ -17,16 +17,15 @@ import vitreous
 from native_models import load_state
 from train_runs import skip_report, tiny
 from vitreous.common.checks import BadValue
+from vitreous.common.world import World
 from vitreous.model.options import GlobalAverage
 from vitreous.report import plots
-from vitreous.training import Augment, Distillation, Optim, TrainConfig
-from vitreous.training import run as loop
-from vitreous.training import run as training
+from vitreous.training import Augment, Distillation, Optim, TrainConfig, run_report
 from vitreous.training.checkpoint import read_progress
-from vitreous.training.distributed import World
 from vitreous.training.optim import rate_fraction
 from vitreous.training.run import Interrupted, train
 from vitreous.training.run_folder import read_config, resumed_config
+from vitreous.training.setup import Job
 from vitreous.weights.load import load
 
 PLAIN = Augment(crop="none", flip=0.0, policy="none", mixup=0.0, cutmix=0.0, repeats=1)
@@ -363,7 +362,7 @@ def test_next_commands_are_quoted_and_use_the_same_split(tmp_path: Path, capsys:
 def test_best_of_equal_evaluations_has_the_smallest_loss_and_is_the_latest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], best: int
 ) -> None:
-    evaluate, top1, left = loop.evaluate, iter([0.5, 0.9, 0.9, 0.9]), iter(losses)
+    evaluate, top1, left = Job.evaluate, iter([0.5, 0.9, 0.9, 0.9]), iter(losses)
 
     def measured(*arguments: Any) -> Any:
         found = evaluate(*arguments)
@@ -371,7 +370,7 @@ def test_best_of_equal_evaluations_has_the_smallest_loss_and_is_the_latest(
         monkeypatch.setattr(type(found), "metrics", lambda self: metrics)
         return found
 
-    monkeypatch.setattr(loop, "evaluate", measured)
+    monkeypatch.setattr(Job, "evaluate", measured)
     train(steady(tmp_path / "run", steps=44))
     history = rows(tmp_path / "run")
     assert [row["epoch"] for row in history] == [1, 2, 3, 4]
@@ -420,8 +419,8 @@ def test_report_has_the_first_command_every_resume_and_the_mean_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports: list[Any] = []
-    monkeypatch.setattr(training, "write_report", lambda folder, report: reports.append(report) or folder)
-    monkeypatch.setattr(training, "can_draw", lambda: False)
+    monkeypatch.setattr(run_report, "write_report", lambda folder, report: reports.append(report) or folder)
+    monkeypatch.setattr(run_report, "can_draw", lambda: False)
     config = steady(tmp_path / "run", steps=22)
     train(config, command="the first")
     run = train(dataclasses.replace(config, resume=True), command="the second\nline")

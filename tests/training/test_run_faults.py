@@ -20,11 +20,11 @@ from PIL import Image
 
 from train_runs import SERVER, skip_report, tiny
 from vitreous.common import atomic_files as files
+from vitreous.common.world import World
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.training import TrainConfig, checkpoint, run_folder
 from vitreous.training import run as loop
-from vitreous.training.distributed import World
 from vitreous.training.run import train
 from vitreous.training.run_folder import DataRecord
 from vitreous.training.setup import set_up

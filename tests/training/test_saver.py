@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from train_runs import tiny
+from vitreous.common.world import World
 from vitreous.data.open import open_data
 from vitreous.training import checkpoint
 from vitreous.training.checkpoint import Progress, Saver
-from vitreous.training.distributed import World
-from vitreous.training.setup import choose, set_up
+from vitreous.training.defaults import choose
+from vitreous.training.setup import set_up
 from vitreous.weights.native import load_folder
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from train_runs import tiny
 from vitreous.common.checks import BadValue
+from vitreous.common.world import World
 from vitreous.data.loader import StreamLoader
 from vitreous.data.open import open_data
 from vitreous.data.resident import ResidentLoader
@@ -22,8 +23,8 @@ from vitreous.model.presets import configure
 from vitreous.model.vit import ViT
 from vitreous.tasks.classify import Classify
 from vitreous.training import Augment, Distillation, Optim, TrainConfig
-from vitreous.training.distributed import World
-from vitreous.training.setup import Job, choose, dtype_of, set_up
+from vitreous.training.defaults import choose
+from vitreous.training.setup import Job, dtype_of, set_up
 from vitreous.weights.load import load, save
 
 HERE = World(0, 1, torch.device("cpu"))

@@ -10,7 +10,7 @@ import vitreous
 from vitreous.common.checks import BadValue
 from vitreous.data.open import open_data
 from vitreous.training import TrainConfig
-from vitreous.training.setup import choose
+from vitreous.training.defaults import choose
 
 TINY = {"depth": 1, "width": 16, "num_heads": 2, "mlp_width": 16, "channels": 1}
 

@@ -1,7 +1,8 @@
 """Training tasks: classification, segmentation and masked pre-training.
 
 Each task is one class (in classify.py, segment.py or masked.py) that defines its data, model, loss, metrics, defaults
-and report sections. base.py defines the interface of a task, and config.py the config of a run. The *_metrics files
+and report sections. base.py defines the interface of a task, all_tasks.py
+lists the tasks by name, and config.py defines the config of a run. The *_metrics files
 contain the evaluation for training and `vitreous eval`. Names are imported on first use, because the config does not
 need torch.
 """
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from vitreous.common.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from vitreous.tasks.all_tasks import TASKS as TASKS
     from vitreous.tasks.base import Choice as Choice
     from vitreous.tasks.base import Finished as Finished
     from vitreous.tasks.base import Results as Results
@@ -48,6 +50,7 @@ _HOMES = {
     "SegmentEvaluation": "vitreous.tasks.segmentation_metrics",
     "Segmenting": "vitreous.tasks.config",
     "Task": "vitreous.tasks.base",
+    "TASKS": "vitreous.tasks.all_tasks",
     "TrainConfig": "vitreous.tasks.config",
 }
 __all__ = sorted(_HOMES)

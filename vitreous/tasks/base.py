@@ -4,7 +4,7 @@ b: batch; k: images.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue, Size, as_size, fail
 from vitreous.common.rng import SampleRng
+from vitreous.common.world import World
 from vitreous.data import Augmentation, Batch, DataSet, Source, open_data
 from vitreous.data.augment.batch import augment
+from vitreous.data.loader import BatchSlice, TrainLoader
 from vitreous.model import Model, ModelConfig, configure
 from vitreous.model.build import build
 from vitreous.model.calibration import Calibration
@@ -98,6 +100,8 @@ class Task(ABC):
     train_metric: ClassVar[str | None] = None  # name of the second value that `loss` returns; None if unused
     complete_checkpoint: ClassVar[bool] = False  # True if `evaluate_best` can evaluate a checkpoint
     calibrates: ClassVar[bool] = False  # True if `calibrate` can calibrate the best checkpoint
+    closed_form: ClassVar[bool] = False  # True if `solve` computes the weights, without training steps
+    long_steps: ClassVar[bool] = True  # False if steps are too short to be compiled by default
     labelled: ClassVar[bool] = True  # False if the task needs no labels
     masks: ClassVar[bool] = False  # True if batches contain masks
     cpu_batch: ClassVar[int] = 64  # default batch size on a CPU
@@ -105,7 +109,7 @@ class Task(ABC):
     lora: ClassVar[bool] = False  # True if LoRA is the default for fine-tuning on few images
     fine_tuning: ClassVar[FineTuning] = FineTuning()
     options: ClassVar[frozenset[str]] = TASK_OPTIONS  # the TASK_OPTIONS that this task uses
-    next_steps: ClassVar[tuple[str, ...]] = (  # format strings of suggested commands (see training/run.py)
+    next_steps: ClassVar[tuple[str, ...]] = (  # format strings of suggested commands (see training/run_report.py)
         "vitreous eval {best} --data {labelled} --probe knn",
         "vitreous train --data {labelled} --init {best}",
         "vitreous info {best}",
@@ -126,6 +130,11 @@ class Task(ABC):
                 raise BadValue(f"{name} is {value}, but it has no effect with --task {config.task}")
         if config.init == "auto" and not cls.labelled:
             fail("init", "auto", f"a checkpoint or a catalog name with --task {config.task}")
+
+    @classmethod
+    def complete(cls, config: TrainConfig) -> TrainConfig:
+        """Set options that have no effect for this task, but that a complete config needs."""
+        return config
 
     @classmethod
     def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
@@ -187,6 +196,16 @@ class Task(ABC):
         """Return the module to train, which contains the model."""
         return self.model
 
+    def own_loader(
+        self, data: DataSet, world: World, batch_slice: BatchSlice, precision: torch.dtype
+    ) -> TrainLoader | None:
+        """Return a loader to use instead of that of the training images, or None."""
+        return None
+
+    def own_evaluation(self, source: Source) -> list[Batch] | None:
+        """Return this process's batches of a split to evaluate instead of its images, or None."""
+        return None
+
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the inputs of `loss` on the device: normalised images first and image weights [b] last."""
         images = augment(batch.images, SampleRng(self.config.seed, batch.epoch, batch.keys), self.augmentation)
@@ -199,6 +218,10 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
         """Evaluate the module on batches of a validation or test split."""
+
+    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> dict[str, Any]:
+        """Compute the weights in closed form, and return training metrics. `log` prints a line."""
+        raise NotImplementedError
 
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
         """Evaluate the best checkpoint as `vitreous eval` does, on the images of process `rank` of `ranks`."""
@@ -227,6 +250,10 @@ class Task(ABC):
         samples = samples_section(run.folder, self.samples(run.first_batch), draw=run.draw)
         description = f"{type(self).__name__}, {run.evaluated_on}"
         return TaskReport(f"{self.metric} {number:.4f}", description, {self.metric: number}, [samples])
+
+    def steps_taken(self, steps: int, epochs: int) -> str:
+        """Describe the length of the run for the report."""
+        return f"{steps:,}, each with {self.config.batch_size} images ({epochs} epochs)"
 
     def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
         """Return augmented training images as uint8."""

@@ -6,7 +6,7 @@ b: batch; c: channels; h, w: height and width.
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +66,7 @@ class Classify(Task):
     metric = train_metric = "top1"
     complete_checkpoint = calibrates = lora = True
     options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(Distillation())})
-    next_steps = (
+    next_steps: ClassVar[tuple[str, ...]] = (
         "vitreous predict {best} {image}",
         "vitreous eval {best} --data {data}",
         "vitreous serve {best} --open",

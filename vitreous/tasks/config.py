@@ -1,7 +1,7 @@
 """Configuration of a training run.
 
-Every field is a flag of `vitreous train`; fields that are None are chosen automatically (see training/setup.py). This
-file does not import torch, which keeps `vitreous --help` fast. Values are checked by `check` rather than the
+Every field is a flag of `vitreous train`; fields that are None are chosen automatically (see training/defaults.py).
+This file does not import torch, which keeps `vitreous --help` fast. Values are checked by `check` rather than the
 constructor, because the command-line parser alters the messages of errors raised in a constructor.
 """
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from vitreous.common.rng import SampleRng
+from vitreous.common.world import World
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, BatchSlice, Reader, Request, schedule
 from vitreous.data.sources.base import DataSet, Source
@@ -24,7 +25,6 @@ from vitreous.tasks.base import SAMPLES, Task
 from vitreous.tasks.classification_metrics import Evaluation
 from vitreous.tasks.classify import Classify, smooth_targets
 from vitreous.tasks.config import TrainConfig
-from vitreous.training.distributed import World
 from vitreous.training.frozen_features import FrozenFeatures, frozen_features
 
 ROWS = 8192  # images per batch of an evaluation
@@ -58,10 +58,20 @@ class FeatureHead(nn.Module):
 class CachedHead(Classify):
     """Classification with a frozen encoder, on batches of features."""
 
-    source: Source  # the training images, for the report
+    long_steps = False
+    loader: "FeatureLoader"
 
     def module(self) -> nn.Module:
         return FeatureHead(self.model)
+
+    def own_loader(
+        self, data: DataSet, world: World, batch_slice: BatchSlice, precision: torch.dtype
+    ) -> "FeatureLoader":
+        self.loader = FeatureLoader(self.model, self.config, data, world, batch_slice, precision)
+        return self.loader
+
+    def own_evaluation(self, source: Source) -> list[Batch]:
+        return self.loader.evaluation(source)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         assert batch.features is not None
@@ -80,7 +90,7 @@ class CachedHead(Classify):
 
     def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
         config, some = self.model.config, batch.indices[:SAMPLES]
-        reader = Reader(self.source, config.image_size, config.channels, config.preprocessing)
+        reader = Reader(self.loader.source, config.image_size, config.channels, config.preprocessing)
         return reader[Request(0, some, some)].images
 
 
@@ -104,8 +114,8 @@ class FeatureLoader:
         """Return the features of a source on the device. All processes must call this."""
         key = (id(source), mirrored)
         if key not in self.known:
-            say = print if self.world.first else lambda line: None
-            found = frozen_features(self.model, source, self.config, self.world, self.precision, say, mirrored)
+            log = print if self.world.first else lambda line: None
+            found = frozen_features(self.model, source, self.config, self.world, self.precision, log, mirrored)
             self.known[key] = source, found.to(self.world.device)
         return self.known[key][1]
 

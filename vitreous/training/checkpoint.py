@@ -29,8 +29,8 @@ from vitreous.common.atomic_files import atomic_folder, foreign_files
 from vitreous.common.codec import from_dict
 from vitreous.common.text import plural
 from vitreous.common.untrusted_files import read_json_object
+from vitreous.common.world import World
 from vitreous.model.protocol import Model
-from vitreous.training.distributed import World
 from vitreous.training.optim import Ema, Optimizers, unsharded
 from vitreous.weights.native import CARD, FILES, write_files
 

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vitreous.common.world import World
 from vitreous.data.loader import Batch, Request
 from vitreous.data.sources.base import Source, pick
 from vitreous.evaluation.features import extract_rows
 from vitreous.inference.predictor import Predictor
 from vitreous.model.protocol import Model
 from vitreous.tasks.config import TrainConfig
-from vitreous.training.distributed import World
 
 SECONDS = 20.0  # between lines of progress
 
@@ -53,12 +53,12 @@ def frozen_features(
     config: TrainConfig,
     world: World,
     precision: torch.dtype,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     mirrored: bool = False,
 ) -> FrozenFeatures:
     """Compute the features of all images. Each process computes a part; all processes must call this.
 
-    `say` prints a line of progress.
+    `log` prints a line.
     """
     assert isinstance(config.batch_size, int)
     kind = MirroredPredictor if mirrored else Predictor
@@ -71,8 +71,8 @@ def frozen_features(
         workers=config.workers,
     )
     what = f"{len(source):,} {'mirrored ' if mirrored else ''}images"
-    say(f"computing the features of {what} once, with the frozen encoder")
-    mine = extract_rows(predictor, pick(source, np.arange(world.rank, len(source), world.size)), progress=_Lines(say))
+    log(f"computing the features of {what} once, with the frozen encoder")
+    mine = extract_rows(predictor, pick(source, np.arange(world.rank, len(source), world.size)), progress=_Lines(log))
     features = torch.zeros(len(source), predictor.width)
     labels, problems = torch.zeros(len(source), dtype=torch.int64), []
     for rank, part in enumerate(world.gather(mine)):
@@ -82,13 +82,13 @@ def frozen_features(
 
 
 class _Lines:
-    """Prints progress as a line from time to time."""
+    """Prints a line of progress every SECONDS."""
 
-    def __init__(self, say: Callable[[str], None]):
-        self.say, self.started = say, time.monotonic()
+    def __init__(self, log: Callable[[str], None]):
+        self.log, self.started = log, time.monotonic()
         self.printed = self.started
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         if (now := time.monotonic()) - self.printed > SECONDS:
             self.printed = now
-            self.say(f"  {done:,} of {total:,} images, {done / (now - self.started):,.0f} images/s")
+            self.log(f"  {done:,} of {total:,} images, {done / (now - self.started):,.0f} images/s")

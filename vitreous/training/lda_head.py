@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from vitreous.common.checks import BadValue, fail
+from vitreous.common.world import World
+from vitreous.data.sources.base import Source
 from vitreous.evaluation.discriminant import Classifier, Statistics
 from vitreous.evaluation.features import FeatureSet
 from vitreous.model.protocol import Model
-from vitreous.tasks.base import Task
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import TrainConfig, flatten, with_fields
 from vitreous.training.frozen_features import frozen_features
-from vitreous.training.setup import Job
 from vitreous.weights.native import set_statistics
 
 USED = frozenset({
@@ -34,49 +34,59 @@ UNUSED = {
 }  # fmt: skip
 
 
-def complete(config: TrainConfig, task: type[Task]) -> TrainConfig:
-    """Reject options that have no effect, and fill in those that the config of every run has."""
-    if not issubclass(task, Classify):
-        fail("train_only", "lda", "all, head or lora unless the task is classification")
-    default = flatten(TrainConfig())
-    for name, value in flatten(config).items():
-        if name not in USED and value != default[name]:
-            raise BadValue(f"{name} is {value}, but it has no effect with --train-only lda")
-    if config.precision == "fp16":
-        fail("precision", "fp16", "auto, fp32 or bf16 with --train-only lda")
-    return with_fields(config, UNUSED)
+class LdaHead(Classify):
+    """Classification with a frozen encoder and a head in closed form."""
 
+    closed_form, long_steps = True, False
+    next_steps = (*Classify.next_steps, "vitreous extend {best} --data MORE_IMAGES --out {folder}-extended")
 
-def solve(job: Job, say: Callable[[str], None]) -> dict[str, Any]:
-    """Compute the head, and return a row of metrics. All processes must call this.
+    def __init__(self, config: TrainConfig, model: Model):
+        linear_head(model)  # raises if the head is not linear
+        super().__init__(config, model)
 
-    The training loss and accuracy are those of leave-one-out predictions.
-    """
-    model, world, source = job.state.model, job.world, job.data.train
-    started = time.monotonic()
-    found = frozen_features(model, source, job.config, world, job.stepper.precision, say)
-    seconds = time.monotonic() - started
-    readable = found.labels >= 0
-    if not bool(readable.any()):
-        raise ValueError(f"none of the {len(source)} training images could be read")
-    known = FeatureSet(found.features[readable], found.labels[readable])
-    statistics = Statistics.of(known, len(source.classes), solver_device(world.device))
-    classifier = fit_head(model, statistics)
-    say(
-        f"linear discriminant analysis: shrinkage {classifier.shrinkage:g}, factor {classifier.factor:.3g}; "
-        f"leave-one-out top-1 {classifier.top1:.4f}, loss {classifier.loss:.4f}"
-    )
-    return {
-        "step": job.total_steps,
-        "epoch": 1,
-        "train_loss": classifier.loss,
-        "train_top1": classifier.top1,
-        "train_images_per_second": len(source) / seconds,
-        "train_unreadable": len(found.problems),
-        "unreadable": found.problems,
-        "shrinkage": classifier.shrinkage,
-        "factor": classifier.factor,
-    }
+    @classmethod
+    def check(cls, config: TrainConfig) -> None:
+        super().check(config)
+        if config.resume:  # the config of the run is complete
+            return
+        default = flatten(TrainConfig())
+        for name, value in flatten(config).items():
+            if name not in USED and value != default[name]:
+                raise BadValue(f"{name} is {value}, but it has no effect with --train-only lda")
+        if config.precision == "fp16":
+            fail("precision", "fp16", "auto, fp32 or bf16 with --train-only lda")
+
+    @classmethod
+    def complete(cls, config: TrainConfig) -> TrainConfig:
+        return with_fields(config, UNUSED)
+
+    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> dict[str, Any]:
+        """Compute the head. The training loss and accuracy are those of leave-one-out predictions."""
+        started = time.monotonic()
+        found = frozen_features(self.model, source, self.config, world, precision, log)
+        seconds = time.monotonic() - started
+        readable = found.labels >= 0
+        if not bool(readable.any()):
+            raise ValueError(f"none of the {len(source)} training images could be read")
+        known = FeatureSet(found.features[readable], found.labels[readable])
+        statistics = Statistics.of(known, len(source.classes), solver_device(world.device))
+        classifier = fit_head(self.model, statistics)
+        log(
+            f"linear discriminant analysis: shrinkage {classifier.shrinkage:g}, factor {classifier.factor:.3g}; "
+            f"leave-one-out top-1 {classifier.top1:.4f}, loss {classifier.loss:.4f}"
+        )
+        return {
+            "train_loss": classifier.loss,
+            "train_top1": classifier.top1,
+            "train_images_per_second": len(source) / seconds,
+            "train_unreadable": len(found.problems),
+            "unreadable": found.problems,
+            "shrinkage": classifier.shrinkage,
+            "factor": classifier.factor,
+        }
+
+    def steps_taken(self, steps: int, epochs: int) -> str:
+        return "none; the head was computed by linear discriminant analysis"
 
 
 def solver_device(device: torch.device) -> torch.device:

@@ -24,10 +24,10 @@ from torch import Tensor
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.text import SafeConsole, duration, roughly
 from vitreous.common.untrusted_files import parse_json
+from vitreous.common.world import World
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.report.html import label, value
-from vitreous.training.distributed import World
 
 T = TypeVar("T")
 

@@ -4,13 +4,12 @@ One loop handles all tasks, all devices and any number of processes. A step depe
 step), so a resumed run ends with the same weights as an uninterrupted one.
 """
 
-import json
 import math
 import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,22 +17,17 @@ from types import FrameType
 from typing import Any
 
 import torch
-from rich.console import Console
 
-import vitreous
-from vitreous.common.atomic_files import atomic_file
-from vitreous.common.codec import to_dict
-from vitreous.common.text import SafeConsole, duration, plural
-from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
-from vitreous.inference.calibration import lower_quantiles
+from vitreous.common.text import SafeConsole
+from vitreous.common.world import World
+from vitreous.data.sources.base import DataSet
 from vitreous.model.protocol import Model
-from vitreous.report.html import RunReport, write_report
-from vitreous.report.plots import can_draw
-from vitreous.tasks.base import Finished, Results, Task, check_preset, open_init
+from vitreous.tasks.base import Task, check_preset, open_init
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
-from vitreous.training import checkpoint, lda_head, run_folder
+from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, Saver, read_progress
-from vitreous.training.distributed import World, world
+from vitreous.training.defaults import choose, open_pretrained
+from vitreous.training.distributed import world
 from vitreous.training.optim import rate_fraction
 from vitreous.training.progress import (
     Monitor,
@@ -42,17 +36,16 @@ from vitreous.training.progress import (
     append_row,
     drop_rows_after,
     log_tensorboard,
-    phase_summary,
     read_rows,
 )
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
-from vitreous.training.setup import TASKS, Job, choose, open_pretrained, set_up
+from vitreous.training.run_report import summarise
+from vitreous.training.setup import Job, set_up, task_class_of
 from vitreous.weights.load import Checkpoint
-from vitreous.weights.native import load_folder, store_calibration
+from vitreous.weights.native import load_folder
 
 NOTHING, SAVE = 0, 1  # actions after a step, in order of urgency; any larger number is a signal that stops the run
 MAX_UNREADABLE = 0.05  # default of --max-unreadable
-NAMED = 10  # number of unreadable images to list in the terminal
 
 
 class Interrupted(Exception):
@@ -95,16 +88,15 @@ def train(
     >>> run.metrics["top1"], run.folder, run.model.config.labels  # doctest: +SKIP
     """
     phases = PhaseTimer()
-    own_task = task if isinstance(task, type) else None
-    given = {"data": data, "init": init, "task": None if own_task else task}
+    custom = task if isinstance(task, type) else None
+    given = {"data": data, "init": init, "task": None if custom else task}
     fields |= {name: value for name, value in given.items() if value is not None}
     arguments = ["config"] * (config is not None) + [f"{name}={value!r}" for name, value in fields.items()]
     command = command or f"vitreous.train({', '.join(arguments)})"
     config = _checked(with_fields(config or TrainConfig(), fields))
-    task_class = own_task or TASKS[config.task]
+    task_class = task_class_of(config, custom)
     task_class.check(config)
-    if config.train_only == "lda" and not config.resume:
-        config = lda_head.complete(config, task_class)
+    config = task_class.complete(config)
 
     with world(config.device) as here, ExitStack() as held:
         console = SafeConsole(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
@@ -132,12 +124,10 @@ def train(
         if chosen.advice and not pretrained:
             console.print(f"  {chosen.advice}")
 
-        job = set_up(config, dataset, here, own_task, opened, phases)
+        job = set_up(config, dataset, here, task_class, opened, phases)
         for note in job.notes:
             console.print(f"  auto: {note}")
         notes, config = notes + job.notes, job.config
-        if config.train_only == "lda":
-            lda_head.linear_head(job.state.model)  # raises if the head is not linear
         if config.resume:
             run_folder.record_command(folder, command, here)
         else:
@@ -201,8 +191,8 @@ def _train_with_display(job: Job, folder: Path, start: int, resume: bool) -> Non
     ) as display:
         try:
             with job.phases("steps"):
-                if job.config.train_only == "lda" and not resume:
-                    solve_head(job, folder, display)
+                if job.task.closed_form and not resume:
+                    solve(job, folder, display)
                 else:
                     train_steps(job, folder, display, resume)
         except ValueError:
@@ -264,7 +254,7 @@ def _finish_epoch(
     _check_unreadable(job, monitor.all_unreadable())
     if evaluated := epoch % (config.evaluate_every or 1) == 0 or progress.step == job.total_steps:
         with job.phases("evaluation"):
-            metrics = evaluate(job, job.data.val, display).metrics()
+            metrics = job.evaluate(job.data.val, display).metrics()
         row |= {f"val_{name}": value for name, value in metrics.items()}
         score = row[f"val_{task.metric}"] * (1 if task.larger_is_better else -1)
         loss = min(1e300, row.get("val_loss", math.inf))  # also replaces NaN, because progress must be finite
@@ -300,10 +290,11 @@ def _out_of_patience(config: TrainConfig, progress: Progress) -> bool:
     return config.patience is not None and progress.since_best >= config.patience
 
 
-def solve_head(job: Job, folder: Path, display: ProgressDisplay) -> None:
-    """Compute the head in closed form instead of training it."""
+def solve(job: Job, folder: Path, display: ProgressDisplay) -> None:
+    """Compute the weights in closed form, and log and save them like those of a single step."""
     clock = _Clock(0.0)
-    row = lda_head.solve(job, display.print)
+    row: dict[str, Any] = {"step": job.total_steps, "epoch": 1}
+    row |= job.task.solve(job.data.train, job.world, job.stepper.precision, display.print)
     _check_unreadable(job, row["unreadable"])
     progress = Progress(step=job.total_steps, best_step=job.total_steps, seconds=clock.seconds())
     saver = Saver(folder, job.state, job.world, job.config.keep, job.config.save_minutes)
@@ -331,15 +322,6 @@ def _provenance(job: Job, folder: Path, progress: Progress, metrics: dict[str, A
     """Return the provenance of the best model."""
     run = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
     return run | {"seed": job.config.seed, "val_fraction": job.config.val_fraction}
-
-
-def evaluate(job: Job, source: Source, display: ProgressDisplay | None = None) -> Results:
-    """Evaluate the current weights, or their average, on a split. Each process returns the results for all images."""
-    loader = job.evaluator(source)
-    batches = loader if display is None else display.evaluating(loader, len(loader))
-    with job.state.ema.applied() if job.state.ema is not None else nullcontext():
-        mine = job.task.evaluate(job.stepper.evaluated, batches, job.stepper.precision)
-    return type(mine).join(job.world.gather(mine))
 
 
 def _save(job: Job, saver: Saver, progress: Progress) -> None:
@@ -385,148 +367,3 @@ class _Clock:
             return False
         self.displayed = time.monotonic()
         return True
-
-
-# ---- The report ------------------------------------------------------------------------------------------------------
-
-
-def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dict[str, Any]:
-    """Evaluate `best/`, write metrics.json and report.html, and return the metrics. All processes must call this."""
-    split, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
-    with job.phases("evaluation"):
-        calibrated = _calibrate_best(job, folder)
-        results = calibrated if calibrated is not None and split == "val" else _evaluate_best(job, folder, source)
-    rows = read_rows(folder / run_folder.METRICS)
-    if not rows:
-        raise ValueError(f"{folder / run_folder.METRICS} is empty, so there is nothing to report")
-    unreadable = _unreadable(job, rows, split, results)
-    steps = [row["step"] - before["step"] for row, before in zip(rows, [{"step": 0}, *rows], strict=False)]
-    metrics: dict[str, Any] = {
-        **results.metrics(),
-        "part": split,
-        "unreadable_files": unreadable,
-        "images_per_second": sum(steps)
-        / sum(n / row["train_images_per_second"] for n, row in zip(steps, rows, strict=True)),
-        "epochs": rows[-1]["epoch"],
-        "steps": rows[-1]["step"],
-    }
-    batch = next(iter(job.loader.batches(0, 1)))
-    draw = job.world.first and can_draw()
-    report = job.task.report(Finished(folder, job.data, split, source, results, batch, job.stepper.module, draw))
-    commands = next_commands(folder, job.config, job.data, type(job.task))
-    phases = job.phases.seconds()
-    metrics |= {"seconds": sum(phases.values()), "seconds_by_phase": phases}
-    if job.world.first:
-        with atomic_file(folder / "metrics.json") as aside:
-            aside.write_text(json.dumps(metrics, indent=2))
-        path = write_report(
-            folder,
-            RunReport(
-                title=f"{job.config.model or f'{job.config.init}, fine-tuned'} on {job.data.name}",
-                task=report,
-                commands=(folder / run_folder.COMMANDS).read_text(encoding="utf-8").splitlines(),
-                facts=_facts(job, metrics),
-                history=rows if job.config.train_only != "lda" else (),  # a single row has no curves
-                config={"run": to_dict(job.config), "model": to_dict(job.state.model.config)},
-                unreadable=unreadable,
-                automatic=notes,
-                next_commands=commands,
-            ),
-        )
-        console.print(f"\n{split} {report.summary}, after {duration(metrics['seconds'])}")
-        console.print(f"time: {phase_summary(phases)}; {metrics['images_per_second']:,.0f} training images/s")
-        if unreadable:
-            console.print(f"{plural(len(unreadable), 'image')} could not be read:")
-        for problem in unreadable[:NAMED]:
-            console.print(f"  {problem}")
-        if len(unreadable) > NAMED:
-            console.print(f"  and {len(unreadable) - NAMED:,} more, all listed in metrics.json")
-        console.print(f"report: {path}\n\nNext steps:")
-        for line in commands:
-            console.print(f"  {line}")
-    job.world.wait()
-    return metrics
-
-
-def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
-    """Evaluate the best checkpoint, or the final module if checkpoints omit parts of it, such as MAE's decoder."""
-    if not job.task.complete_checkpoint:
-        return evaluate(job, source)
-    world = job.world
-    world.wait()  # until the first process has written best/
-    model = load_folder(folder / "best").to(world.device)
-    mine = job.task.evaluate_best(model, source, world.rank, world.size)
-    return type(mine).join(world.gather(mine))
-
-
-def _calibrate_best(job: Job, folder: Path) -> Results | None:
-    """Calibrate the best checkpoint on the validation split. Return its results on that split, if they are complete."""
-    if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
-        return None
-    images = job.task.calibration_images(job.data.val)
-    found = job.task.calibrate(_evaluate_best(job, folder, images))
-    if found is None:
-        return None
-    calibration, results = found
-    if job.world.first:
-        model = load_folder(folder / "best").to(job.world.device)
-        familiarity, scores = job.task.fit_familiarity(model, job.data.train, job.data.val)
-        calibration = replace(calibration, familiarities=lower_quantiles(scores))
-        record = {"data": job.data.name, "split": "val", "images": calibration.images}
-        store_calibration(folder / "best", calibration, familiarity, record)
-    job.world.wait()
-    return results if images is job.data.val else None
-
-
-def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:
-    """Return suggested commands for a finished run, with one of its images and the flags that select its split."""
-    val, image = data.val, "IMAGE.jpg"
-    source = val.source if isinstance(val, Subset) else val
-    if isinstance(source, FileSource) and val.name(0).isprintable():
-        image = shlex.quote(str(source.root / val.name(0)))
-    flags = shlex.quote(str(config.data))
-    for name in ("seed", "val_fraction", "data_root"):
-        if (value := getattr(config, name)) != getattr(TrainConfig, name):
-            flags += f" --{name.replace('_', '-')} {value}"
-    ignored = config.segmenting.ignore
-    values = {
-        "best": shlex.quote(str(folder / "best")),
-        "folder": shlex.quote(str(folder)),
-        "image": image,
-        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else "") + " --flip" * config.flip_test,
-        "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
-    }
-    commands = [command.format(**values) for command in task.next_steps]
-    if config.train_only == "lda":
-        commands.append(f"vitreous extend {values['best']} --data MORE_IMAGES --out {values['folder']}-extended")
-    return commands
-
-
-def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
-    """Return all unreadable images of all splits, with reasons. All processes must call this."""
-    problems = [problem for row in rows for problem in row.get("unreadable", ())]
-    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only counts
-        problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
-    problems = [problem for those in job.world.gather(problems) for problem in those]
-    return list(dict.fromkeys(problems + results.problems))
-
-
-def _facts(job: Job, metrics: dict[str, Any]) -> dict[str, str]:
-    config, model = job.config, job.state.model
-    parameters = sum(weight.numel() for weight in model.parameters())
-    return {
-        "model": str(config.model or config.init),
-        "parameters": f"{parameters:,}",
-        "image size": " x ".join(map(str, model.config.image_size)),
-        "data": f"{job.data.name}: {len(job.data.train):,} training and {len(job.data.val):,} validation images",
-        "split": job.data.note,
-        "steps": f"{metrics['steps']:,}, each with {config.batch_size} images ({metrics['epochs']} epochs)"
-        if config.train_only != "lda"
-        else "none; the head was computed by linear discriminant analysis",
-        "device": f"{job.world.device.type} x {job.world.size}",
-        "precision": str(job.stepper.precision).removeprefix("torch."),
-        "speed": f"{metrics['images_per_second']:,.0f} training images/s on average",
-        "time": f"{duration(metrics['seconds'])}: {phase_summary(metrics['seconds_by_phase'])}",
-        "seed": str(config.seed),
-        "vitreous": vitreous.__version__,
-    }

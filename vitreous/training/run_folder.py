@@ -33,10 +33,10 @@ from vitreous.common.checks import fail
 from vitreous.common.codec import from_dict, parse_fields, to_dict
 from vitreous.common.text import listed, plural
 from vitreous.common.untrusted_files import parse_json, read_json_object
+from vitreous.common.world import World
 from vitreous.data.sources.base import DataSet, Subset, pick, split_name
 from vitreous.tasks.config import TrainConfig, flatten, typed_overrides, with_fields
 from vitreous.training.checkpoint import STEP
-from vitreous.training.distributed import World
 
 try:
     import fcntl
@@ -162,7 +162,7 @@ def reopen(config: TrainConfig, world: World, held: ExitStack) -> bool:
 
 
 def folder_of(config: TrainConfig) -> Path:
-    assert config.out is not None, "the config must be complete (see setup.py)"
+    assert config.out is not None, "the config must be complete (see defaults.py)"
     return Path(config.out)
 
 

@@ -1,440 +1,62 @@
-"""Setup of a run: automatic settings, and construction of the model, optimizer and data loaders."""
+"""Builds a run from its complete config: model, task, optimizer, training step and data loaders."""
 
+import copy
 import dataclasses
 import functools
-import itertools
 import math
 import os
-import shlex
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue, fail
 from vitreous.common.device import choose_dtype, free_memory
-from vitreous.common.text import plural
 from vitreous.common.threads import cores
-from vitreous.data.image import UnreadableImage, size_of
-from vitreous.data.image.decoding import brightest_value, range_for
-from vitreous.data.loader import Batch, BatchSlice, EvalLoader, TrainLoader
-from vitreous.data.sources.base import DataSet, Source, StoredImage
-from vitreous.inference.engine import mixed_precision
-from vitreous.model.presets import configure
+from vitreous.common.world import World
+from vitreous.data.augment.config import Augmentation
+from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader, StreamLoader, TrainLoader
+from vitreous.data.resident import (
+    READ,
+    KeptImages,
+    PackedImages,
+    ResidentLoader,
+    WholeImages,
+    decode_images,
+    kept_bytes,
+    read_images,
+)
+from vitreous.data.sources.base import DataSet, Source
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.tasks.base import SMALL, Choice, FineTuning, Task, checkpoint_config, open_init
-from vitreous.tasks.classify import Classify
-from vitreous.tasks.config import Augment, TrainConfig, with_fields
-from vitreous.tasks.masked import Mae, Mpp
-from vitreous.tasks.segment import Segment
-from vitreous.training.cached_head import CachedHead, FeatureLoader, can_cache
+from vitreous.tasks.all_tasks import TASKS
+from vitreous.tasks.base import Results, Task, open_init
+from vitreous.tasks.config import TrainConfig
+from vitreous.training.cached_head import CachedHead, can_cache
 from vitreous.training.checkpoint import State
-from vitreous.training.compiling import (
+from vitreous.training.distributed import parallelise
+from vitreous.training.lda_head import LdaHead
+from vitreous.training.optim import Ema, add_lora, build_optimizers
+from vitreous.training.progress import PhaseTimer, ProgressDisplay, check_tensorboard, counted
+from vitreous.training.step import (
     EVALUATED_IMAGES,
     WARM_UP,
+    Stepper,
     choose_compile,
     compile_blocks,
     compiled,
     compiled_evaluation,
     repeat,
 )
-from vitreous.training.distributed import World, parallelise, synchronise
-from vitreous.training.loading import choose_keep, eval_loader, train_loader, train_reader
-from vitreous.training.optim import Ema, Optimizers, add_lora, build_optimizers
-from vitreous.training.progress import PhaseTimer, StepResult, check_tensorboard, counted
-from vitreous.weights.catalog import BY_PRESET
-from vitreous.weights.hub import HubUnavailable
 from vitreous.weights.io.safetensors_file import copy_to_memory
-from vitreous.weights.load import Checkpoint, open_checkpoint
+from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import check_not_swapped
 
-# ---- Automatic choices -----------------------------------------------------------------------------------------------
-
-TASKS: dict[str, type[Task]] = {"classify": Classify, "segment": Segment, "mae": Mae, "mpp": Mpp}
-
-# Minimum and maximum number of steps. Fine-tuning converges in fewer steps (see docs/measured.md).
-STEPS, FINE_TUNING_STEPS, CPU_FINE_TUNING_STEPS = (600, 40_000), (400, 1_500), (100, 500)
-# Minimum number of steps between evaluations (an epoch can be as short as two steps), and of evaluations per run.
-EVALUATED_STEPS, EVALUATIONS = 25, 10
-GPU_BATCH = 512  # largest default batch size
-LORA_IMAGES = 20_000  # with more images, fine-tuning all weights is better than LoRA
-LARGEST = 256  # a checkpoint with a larger image size is fine-tuned at a smaller one by default
-FEW = 2_000  # with fewer images, --init is recommended
-MANY = 100_000  # with more images, --init auto uses a smaller model, to keep the run short
+KEPT_FRACTION = 1 / 4  # of the free memory is for decoded images; the model and its activations need the rest
+MOST_THREADS = 32
 
 T = TypeVar("T")
-
-# Data sets whose images change meaning when mirrored.
-UNMIRRORED = {"digits": "a mirrored 2 is not a digit"}
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A complete config, with a note about every automatic choice."""
-
-    config: TrainConfig
-    notes: list[str]
-    advice: str = ""
-
-
-def choose(
-    config: TrainConfig,
-    data: DataSet,
-    device: str,
-    processes: int = 1,
-    task: type[Task] | None = None,
-    init: Checkpoint | None = None,
-) -> Chosen:
-    """Choose all values that are missing in a config. `init` is the --init checkpoint if it is already open."""
-    return _Choices(config, data, device, processes, task or TASKS[config.task], init or open_init(config)).complete()
-
-
-class _Choices:
-    """Completes a config step by step. Later choices depend on earlier ones."""
-
-    def __init__(
-        self, config: TrainConfig, data: DataSet, device: str, processes: int, task: type[Task], init: Checkpoint | None
-    ):
-        self.config, self.data, self.device, self.processes = config, data, device, processes
-        self.task, self.init = task, init
-        self.notes: list[str] = []
-        self.count, self.side = len(data.train), typical_side(data.train)
-
-    def complete(self) -> Chosen:
-        config = self.config
-        if config.model is None and config.init is None:
-            self.pick(*self.task.choose_model(config, self.count, self.side, self.device))
-        if not config.image_size:
-            self.pick(self.image_size())
-        if config.value_range is None:
-            self.pick(*self.value_range())
-        self.pick(*self.task.choose_options(self.config, self.data, self.init))
-        self.trained_weights()
-        if not isinstance(config.batch_size, int):
-            self.pick(self.batch_size())
-        self.augmentation()
-        self.length()
-        self.optimizer()
-        if config.optim.lr is None:
-            self.pick(learning_rate(self.config, self.task.fine_tuning))
-        if config.keep_images is None:
-            self.pick(self.keep_images())
-        if config.workers is None:
-            self.pick(self.workers())
-        if config.out is None:
-            folder = free_folder(Path("runs"), Path(self.data.name).stem or "run")
-            self.pick(Choice("out", folder, "first unused name"))
-        return Chosen(self.config, self.notes, "" if config.init is not None else self.advice(config.model))
-
-    def advice(self, model: str | None) -> str:
-        """Recommend pretrained weights for few images, or for the preset of --model."""
-        few = f"{self.count} images are few for training from scratch; "
-        few = few if self.count < FEW and self.side > SMALL else ""
-        weights = BY_PRESET.get(model or "") if self.task.labelled and not self.config.overrides else None
-        if weights:
-            return f"{few}pretrained weights exist for {model}: use --init {weights[0]} instead of --model"
-        if not self.task.labelled:
-            return few and f"{few}consider starting from a checkpoint (--init)"
-        command = f"vitreous train --data {shlex.quote(str(self.config.data))} --init auto"
-        return few and f"{few}consider pretrained weights: `{command}`"
-
-    def pick(self, *choices: Choice) -> None:
-        for name, value, reason, apply in choices:
-            self.notes.append(f"{name} = {_text(value)} ({reason})")
-            if apply:
-                self.config = with_fields(self.config, {name: value})
-
-    def image_size(self) -> Choice:
-        reason = f"for images of about {self.side} pixels on {self.device}"
-        if (start := checkpoint_config(self.config, self.init)) is not None:
-            height, width = start.image_size
-            if height * width <= LARGEST**2:
-                return Choice("image_size", (height, width), "from the checkpoint", apply=False)
-            small = self.side < 160 if self.device == "cpu" else self.side <= SMALL and self.count > LORA_IMAGES
-            pixels = 112 if small else 224 if self.device == "cpu" else self.task.fine_tuning.side
-            side = _tiled(lambda side: start.resized((side, side)), pixels)
-            return Choice("image_size", (side,), f"{reason}; the checkpoint has {height} x {width}")
-        large = 224 if self.side >= 160 and self.device != "cpu" else 128 if self.side >= 96 else 64
-        pixels = min(max(-(-self.side // 4) * 4, 16), 32) if self.side <= SMALL else large
-        model, overrides = self.config.model or "", self.config.overrides
-        side = _tiled(lambda side: configure(model, image_size=side, overrides=overrides), pixels)
-        return Choice("image_size", (side,), reason)
-
-    def trained_weights(self) -> None:
-        """Choose between LoRA and fine-tuning all weights, and the layer decay."""
-        config, start = self.config, checkpoint_config(self.config, self.init)
-        if start is None or not self.task.labelled:
-            self.config = with_fields(config, {"train_only": config.train_only or "all"})
-            return
-        if config.train_only is None and self.suits_lora():
-            self.pick(Choice("train_only", "lora", f"better than training all weights on {self.count} images"))
-        elif config.train_only is None:
-            self.pick(Choice("train_only", "all", f"better than LoRA for {self.count} images and this checkpoint"))
-        if config.optim.layer_decay is None and self.config.train_only == "all" and start.backbone.has_attention:
-            self.pick(Choice("layer_decay", self.task.fine_tuning.layer_decay, "for fine-tuning"))
-
-    def value_range(self) -> list[Choice]:
-        """Choose the range of 16-bit images that use few of their bits, unless the checkpoint has one."""
-        start = checkpoint_config(self.config, self.init)
-        if start is not None and start.preprocessing.value_range is not None:
-            return []
-        brightest = [value for value in sampled(self.data.train, brightest_value) if value is not None]
-        used = range_for(max(brightest, default=0))
-        reason = f"the 16-bit images use values up to {max(brightest, default=0):,} and would be nearly black"
-        return [Choice("value_range", used, reason)] if used is not None else []
-
-    def batch_size(self) -> Choice:
-        ideal, reason = (
-            (GPU_BATCH if self.device == "cuda" else self.task.cpu_batch),
-            f"for {self.count} images on {self.device}",
-        )
-        if self.config.init is not None and self.task.labelled:
-            ideal = self.task.fine_tuning.batch_size * (4 if self.count > LORA_IMAGES else 1)
-        if self.device == "cuda" or self.config.batch_size == "auto":
-            model = self.task.planned_config(self.config, self.data, self.init)
-            fitting = self.processes * fitting_batch(model, free_memory(self.device))
-            if self.config.batch_size == "auto" or fitting < ideal:
-                ideal, reason = fitting, "fits in half of the free memory"
-        parts = self.processes * self.config.accumulate
-        return Choice("batch_size", batch_size(self.count, ideal, parts), reason)
-
-    def augmentation(self) -> None:
-        base, reason = self.task.choose_augmentation(self.config, self.count, self.side)
-        if self.config.augment == Augment():
-            self.notes.append(f"augmentation = {reason}")
-        if self.config.augment.flip is None and self.data.name in UNMIRRORED:
-            self.pick(Choice("flip", 0.0, UNMIRRORED[self.data.name]))
-        whole = Augment(**dataclasses.asdict(self.config.augment.on(base)))
-        self.config = dataclasses.replace(self.config, augment=whole)
-
-    def length(self) -> None:
-        """Choose the number of epochs and the evaluation interval."""
-        assert isinstance(self.config.batch_size, int)
-        per_epoch = max(self.count // self.config.batch_size, 1)
-        if self.config.epochs is None and self.config.steps is None:
-            if self.config.init is not None and self.task.labelled:
-                least, most = CPU_FINE_TUNING_STEPS if self.device == "cpu" else FINE_TUNING_STEPS
-                usual, fewest = (10, 1) if self.device == "cpu" else (25, 3)
-            else:
-                least, most = self.task.cpu_steps if self.device == "cpu" else STEPS
-                large = self.count > 100_000 and self.side > SMALL
-                usual, fewest = (300 if large else 100), 1
-            epochs = max(min(usual, most // per_epoch), math.ceil(least / per_epoch), fewest)
-            self.pick(Choice("epochs", epochs, f"{plural(per_epoch, 'step')} per epoch, on {self.device}"))
-        total = self.config.epochs or (self.config.steps or 1) / per_epoch
-        every = min(math.ceil(EVALUATED_STEPS / per_epoch), int(total / EVALUATIONS))
-        if self.config.evaluate_every is None and every > 1:
-            self.pick(Choice("evaluate_every", every, f"{plural(per_epoch, 'step')} per epoch"))
-
-    def suits_lora(self) -> bool:
-        """True if LoRA is better than fine-tuning all weights. Options that have no effect with LoRA rule it out."""
-        assert self.init is not None
-        description, optim = self.init.describe(self.config.overrides), self.config.optim
-        # Masked autoencoders need all weights to be trained, and our own runs start from less data.
-        suited = description.provenance.get("format") != "mae" and "run" not in description.provenance
-        free = self.config.parallel != "fsdp" and optim.layer_decay is None and optim.optimizer in (None, "adamw")
-        fits = description.config.backbone.has_attention and self.count < LORA_IMAGES
-        return self.task.lora and suited and free and fits
-
-    def optimizer(self) -> None:
-        """Choose Muon for training a ViT from scratch, unless a learning rate was set, which may be for AdamW."""
-        config = self.config
-        if config.optim.optimizer is None:
-            scratch = config.init is None and config.optim.lr is None and self.task.labelled
-            if scratch and configure(config.model or "").has_attention:
-                self.pick(Choice("optimizer", "muon", "for training from scratch"))
-            else:
-                self.config = with_fields(config, {"optimizer": "adamw"})
-
-    def keep_images(self) -> Choice:
-        planned = self.task.planned_config(self.config, self.data, self.init)
-        reader = train_reader(self.data.train, self.config, planned, self.task.masks)
-        assert isinstance(self.config.batch_size, int)
-        steps_per_epoch = max(self.count // self.config.batch_size, 1)
-        epochs = self.config.epochs or (self.config.steps or 1) / steps_per_epoch
-        return choose_keep(reader, self.device, epochs)
-
-    def workers(self) -> Choice:
-        keep, resized = self.config.keep_images, self.config.augment.crop == "resized"
-        if keep == "gpu" or (keep == "memory" and (not resized or self.device == "cpu")):
-            return Choice("workers", 0, "the images are kept in memory")
-        available = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", max(self.processes, 1)))
-        if self.device == "cpu":  # a quarter of the cores can decode as fast as the others train
-            return Choice("workers", max(available // 4, 1), "training also uses the CPU")
-        return Choice("workers", min(max(available, 1), 16), "one per core")
-
-
-def open_pretrained(
-    config: TrainConfig, data: DataSet, world: World
-) -> tuple[TrainConfig, Checkpoint | None, list[str]]:
-    """Replace --init auto by the pretrained weights for the data and the device; return them with notes.
-
-    If the Hub cannot be reached, the run starts from scratch.
-    """
-    count, side, device = len(data.train), typical_side(data.train), world.device.type
-    about = f"{count} images of about {side} pixels on {device}"
-    trains_all = config.train_only in (None, "all")
-    if side <= SMALL and device == "cpu" and trains_all:
-        return dataclasses.replace(config, init=None), None, [f"init = none (training from scratch suits {about})"]
-    large = device == "cuda" and count <= MANY
-    name = "dinov2-b" if large else "dinov2-s"
-    note = f"init = {name} ({'better' if large else 'faster'} than dinov2-{'s' if large else 'b'}; for {about})"
-    try:
-        world.first_only(lambda: str(open_checkpoint(name)))  # one download for all processes
-        return dataclasses.replace(config, init=name), open_checkpoint(name), [note]
-    except HubUnavailable as error:
-        if not trains_all:  # frozen random weights are useless
-            raise
-        return dataclasses.replace(config, init=None), None, [f"init = none, training from scratch ({error})"]
-
-
-def typical_side(source: Source, samples: int = 25) -> int:
-    """Return the median shorter side of a sample of images, read from their headers."""
-    sides = [min(size) for size in sampled(source, size_of, samples)]
-    if not sides:
-        raise ValueError(f"cannot read any of {min(samples, len(source))} sampled images, such as {source.name(0)}")
-    return int(np.median(sides))
-
-
-def sampled(source: Source, measure: Callable[[StoredImage], T], samples: int = 25) -> list[T]:
-    """Apply a function to a sample of images. Unreadable images are skipped and reported when they are loaded."""
-    results = []
-    for index in np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int):
-        with suppress(UnreadableImage, OSError):
-            results.append(measure(source.image(int(index))))
-    return results
-
-
-def _tiled(fits: Callable[[int], object], pixels: int) -> int:
-    """Return the size nearest to `pixels` that the patches tile, such as 126 instead of 128 for ViT-L/14."""
-    for side in sorted(range(max(pixels - 64, 1), pixels + 64), key=lambda side: abs(side - pixels)):
-        try:
-            fits(side)
-        except BadValue:
-            continue
-        return side
-    return pixels  # the model has another problem, and building it will raise the error
-
-
-def free_folder(parent: Path, name: str) -> Path:
-    """Return the first of parent/name, parent/name-2, ... that does not exist."""
-    names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
-    return next(folder for folder in map(parent.joinpath, names) if not folder.exists())
-
-
-def batch_size(count: int, ideal: int, parts: int) -> int:
-    """Return a batch size up to `ideal`: `count` / 8, but at least 16, rounded down to a multiple of 2 * `parts`."""
-    size = min(ideal, max(count // 8, 16), count)
-    unit = 2 * parts  # mixup and CutMix need pairs
-    return max(size // unit * unit, unit)
-
-
-def learning_rate(config: TrainConfig, fine_tuning: FineTuning) -> Choice:
-    """Choose the peak learning rate. docs/measured.md compares the rates for Muon, LoRA and fine-tuning."""
-    assert isinstance(config.batch_size, int)
-    if config.train_only == "head":
-        return Choice("lr", 3e-3, "for training only the head")
-    if config.optim.optimizer == "sgd":
-        peak, batch, reason = 0.03, 512, "for SGD"
-    elif config.train_only == "lora":
-        peak, batch, reason = 1e-3, 64, "for LoRA"
-    elif config.init is not None:
-        peak, batch, reason = fine_tuning.lr, fine_tuning.batch_size, "for fine-tuning"
-    elif config.optim.optimizer == "muon":
-        return Choice("lr", 7e-3, "for Muon")
-    else:
-        peak, batch, reason = 1e-3, 512, "for AdamW"
-    lr = float(f"{peak * math.sqrt(config.batch_size / batch):.2g}")
-    return Choice("lr", lr, f"{reason}, scaled with sqrt(batch size)")
-
-
-def fitting_batch(model: ModelConfig, memory: int) -> int:
-    """Return the largest batch size that fits in half of the memory and is a power of two, up to 4096."""
-    from vitreous.model.cost import cost  # slow import: torch's fake tensors
-
-    each = cost(model).activation_bytes + model.loss_bytes
-    return 1 << min(max(memory // (2 * each), 1), 4096).bit_length() - 1
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={_text(item)}" for name, item in value.items())
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    if isinstance(value, float):
-        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-") if 0 < value < 0.01 else f"{value:g}"
-    return str(value)
-
-
-# ---- A run that is ready to start ------------------------------------------------------------------------------------
-
-
-class Stepper:
-    """Training step: forward and backward pass of `compiled`, gradient clipping, optimizer step.
-
-    Without compilation, `compiled` and `evaluated`, the module for evaluations, are `module` itself.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        module: nn.Module,
-        optimizers: Optimizers,
-        world: World,
-        precision: torch.dtype,
-        accumulate: int = 1,
-        clip: float = 0.0,
-    ):
-        self.task, self.module = task, module
-        self.compiled = self.evaluated = module
-        self.optimizers, self.world = optimizers, world
-        self.precision, self.accumulate, self.clip = precision, accumulate, clip
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
-        self.weights = [weight for weight in module.parameters() if weight.requires_grad]
-
-    def __call__(self, batch: Batch) -> StepResult:
-        return StepResult(*self._backward(batch), self._optimizer_step())
-
-    def rehearse(self, batch: Batch) -> None:
-        """Compute gradients and discard them, to measure or compile a step."""
-        self._backward(batch)
-        self.optimizers.zero_grad()
-
-    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute gradients; return the sums of the losses and of the metric, and the number of images."""
-        inputs = self.task.prepare(batch)
-        count = inputs[-1].sum()
-        # Sum over all processes, so every image has the same weight. DDP averages gradients, hence world.size below.
-        total = self.world.sum(count.clone()).clamp(min=1)
-        loss_sum, metric_sum = torch.zeros_like(count), torch.zeros_like(count)
-        chunks = list(zip(*(tensor.chunk(self.accumulate) for tensor in inputs), strict=True))
-        for i, chunk in enumerate(chunks):
-            with synchronise(self.module, i == len(chunks) - 1):
-                with mixed_precision(self.world.device, self.precision):
-                    loss, metric = self.task.loss(self.compiled, chunk)
-                torch.autograd.backward(self.scaler.scale(loss * self.world.size / total))
-            loss_sum += loss.detach()
-            metric_sum += metric.detach()
-        return loss_sum, metric_sum, count
-
-    def _optimizer_step(self) -> Tensor:
-        """Update the weights. Return 1 if the step was skipped because the gradient was not finite."""
-        for optimizer in self.optimizers.parts:
-            self.scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.clip or float("inf"))
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP shards it
-        skipped = (~norm.isfinite()).float()
-        self.optimizers.step(skipped)
-        self.optimizers.zero_grad()  # to None, because a CUDA graph's outputs must be freed before it runs again
-        if self.scaler.is_enabled():
-            self.scaler.update()
-            return torch.zeros_like(skipped)  # occasional overflow is normal in fp16; the scaler adapts
-        return skipped
 
 
 @dataclass(frozen=True)
@@ -462,29 +84,44 @@ class Job:
 
     def evaluator(self, source: Source) -> EvalLoader | list[Batch]:
         """Return the evaluation batches of a split, which are read only once if they fit in memory."""
-        if isinstance(self.loader, FeatureLoader):
-            return self.loader.evaluation(source)
+        if (batches := self.task.own_evaluation(source)) is not None:
+            return batches
         if id(source) not in self.evaluators:
             model, workers = self.state.model.config, self.config.workers or 0
             loader = eval_loader(source, model, self.place, self.world.device, workers, self.task.masks)
             self.evaluators[id(source)] = loader
         return self.evaluators[id(source)]
 
+    def evaluate(self, source: Source, display: ProgressDisplay | None = None) -> Results:
+        """Evaluate the current weights, or their average. Each process returns the results for all images."""
+        loader = self.evaluator(source)
+        batches = loader if display is None else display.evaluating(loader, len(loader))
+        with self.state.ema.applied() if self.state.ema is not None else nullcontext():
+            mine = self.task.evaluate(self.stepper.evaluated, batches, self.stepper.precision)
+        return type(mine).join(self.world.gather(mine))
 
-# ---- Model, optimizer and loaders ------------------------------------------------------------------------------------
+
+def task_class_of(config: TrainConfig, custom: type[Task] | None = None) -> type[Task]:
+    """Return the class that trains a run: that of `task` or a custom one, or LDA for `train_only="lda"`."""
+    task_class = custom or TASKS[config.task]
+    if config.train_only != "lda":
+        return task_class
+    if not issubclass(LdaHead, task_class):
+        fail("train_only", "lda", "all, head or lora unless the task is classification")
+    return LdaHead
 
 
 def set_up(
     config: TrainConfig,
     data: DataSet,
     world: World,
-    own_task: type[Task] | None = None,
+    task_class: type[Task] | None = None,
     init: Checkpoint | None = None,
     phases: PhaseTimer | None = None,
 ) -> Job:
-    """Build a run. `own_task` replaces the config's task; `init` is the --init checkpoint if it is already open."""
-    phases = phases or PhaseTimer()
-    task_class = own_task or TASKS[config.task]
+    """Build a run. `task_class` replaces the config's task; `init` is the --init checkpoint if it is already open."""
+    phases, task_class = phases or PhaseTimer(), task_class or task_class_of(config)
+    custom = task_class not in TASKS.values()
     size, unit = config.batch_size, world.size * config.accumulate
     assert isinstance(size, int), "the config must be complete"
     if size % unit:
@@ -507,7 +144,7 @@ def set_up(
     freeze(model, config)
     cached = config.train_only == "head" and can_cache(config, task_class, model)
     task = (CachedHead if cached else task_class)(config, model)
-    if own_task is not None and config.train_only != "lora":  # LoRA is merged before saving
+    if custom and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
     module = task.module().train()
     if config.checkpoint_blocks:
@@ -528,21 +165,22 @@ def set_up(
     exact = exact_from(config.decode, total / steps_per_epoch)
     reader = train_reader(data.train, config, model.config, task.masks, exact)
     with phases("data"):
-        if isinstance(task, CachedHead):
-            task.source = data.train
-            loader: TrainLoader = FeatureLoader(model, config, data, world, place, precision)
-        else:
+        loader = task.own_loader(data, world, place, precision)
+        if loader is None:
             progress = counted if world.first else lambda items, *_: items
             loader = train_loader(reader, config, place, world.device, progress)
     state = State(model, module, optimizers, ema)
     job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases)
-    return compile_step(job, own_task is None)
+    return compile_step(job, called_once=not custom)
 
 
 def compile_step(job: Job, called_once: bool) -> Job:
-    """Compile the training step if the config requires it or, by default, if that makes a run on a GPU shorter."""
+    """Compile the training step if the config requires it or, by default, if that makes a run on a GPU shorter.
+
+    Custom tasks may call the module more than once per step, which CUDA graphs do not support.
+    """
     config, world, stepper, blocks = job.config, job.world, job.stepper, job.state.model.backbone.blocks
-    automatic = config.compile is None and world.device.type == "cuda" and not isinstance(job.task, CachedHead)
+    automatic = config.compile is None and world.device.type == "cuda" and job.task.long_steps
     if not automatic and not config.compile:
         return dataclasses.replace(job, config=dataclasses.replace(config, compile=False))
     rehearse = functools.partial(stepper.rehearse, next(iter(job.loader.batches(0, 1))))
@@ -591,3 +229,60 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
 def dtype_of(config: TrainConfig, world: World) -> torch.dtype:
     """Return the compute dtype; `auto` is bfloat16 on a GPU that supports it, otherwise float32."""
     return torch.float16 if config.precision == "fp16" else choose_dtype(config.precision, world.device)
+
+
+# ---- Data loaders ----------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """Iterates over items and shows a progress bar."""
+
+    def __call__(self, items: Iterable[T], total: int, description: str) -> Iterable[T]: ...
+
+
+def train_reader(
+    source: Source, config: TrainConfig, model: ModelConfig, masks: bool = False, exact_from: int = 0
+) -> Reader:
+    """Return the reader of the training images for a model. Images that are kept are decoded exactly."""
+    augmentation = config.augment.on(Augmentation())
+    exact_from = 0 if config.decode == "auto" and config.keep_images in ("gpu", "memory") else exact_from
+    form = model.image_size, model.channels, model.preprocessing
+    return Reader(source, *form, augmentation, config.seed, masks=masks, exact_from=exact_from)
+
+
+def train_loader(
+    reader: Reader, config: TrainConfig, place: BatchSlice, device: torch.device, counted: Counted
+) -> TrainLoader:
+    """Return the loader of the training batches; first decode all images if they are kept."""
+    keep, workers, threads = config.keep_images, config.workers or 0, decoding_threads()
+    if keep in (None, "no"):
+        return StreamLoader(reader, place, workers, device)
+    repeats = reader.augmentation.repeats if reader.augmentation is not None else 1
+    where = device if keep == "gpu" else torch.device("cpu")
+    if reader.crop_scale is None:
+        parts = -(-len(reader.source) // READ)
+        whole = WholeImages(counted(read_images(reader, threads), parts, "reading images"), where)
+        return ResidentLoader(whole, config.seed, place, repeats, device)
+    images = counted(decode_images(reader, threads, config.decode == "fast"), len(reader.source), "decoding images")
+    if keep == "gpu":
+        packed = PackedImages(reader, images, where)
+        return ResidentLoader(packed, config.seed, place, repeats, device)
+    kept = copy.copy(reader)
+    kept.source = KeptImages(reader.source, images)
+    return StreamLoader(kept, place, workers, device)
+
+
+def eval_loader(
+    source: Source, model: ModelConfig, place: BatchSlice, device: torch.device, workers: int, masks: bool
+) -> EvalLoader:
+    """Return the evaluation batches of a split, which are kept if they fit."""
+    reader = Reader(source, model.image_size, model.channels, model.preprocessing, masks=masks)
+    needed = kept_bytes(reader) / place.world_size
+    fits = (where for where in (device, torch.device("cpu")) if needed <= KEPT_FRACTION / 2 * free_memory(where.type))
+    return EvalLoader(reader, place, workers, keep=next(fits, None), threads=decoding_threads())
+
+
+def decoding_threads() -> int:
+    """Return the number of threads that decode images before training, as many as this process has cores."""
+    return min(max(cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1), MOST_THREADS)

@@ -16,7 +16,7 @@ from vitreous.model.cost import cost
 from vitreous.model.options import LinearDecoder
 from vitreous.model.presets import configure
 from vitreous.training import Augment, Optim, TrainConfig
-from vitreous.training.setup import choose, fitting_batch, free_folder
+from vitreous.training.defaults import choose, fitting_batch, free_folder
 from vitreous.weights.load import describe
 
 

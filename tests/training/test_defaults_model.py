@@ -27,7 +27,7 @@ from vitreous.model.options import (
 )
 from vitreous.model.presets import configure
 from vitreous.training import Segmenting
-from vitreous.training.setup import typical_side
+from vitreous.training.defaults import typical_side
 from vitreous.weights.io.errors import UnsupportedByFormat
 from vitreous.weights.load import load, save
 

@@ -12,9 +12,8 @@ from vitreous.common.codec import parse_fields
 from vitreous.data.open import open_data
 from vitreous.model.config import ViTConfig
 from vitreous.model.cost import cost
-from vitreous.training import Augment, Optim, Segmenting, TrainConfig
-from vitreous.training import setup as defaults
-from vitreous.training.setup import choose, fitting_batch, free_folder
+from vitreous.training import Augment, Optim, Segmenting, TrainConfig, defaults
+from vitreous.training.defaults import choose, fitting_batch, free_folder
 
 
 @pytest.fixture

@@ -1,0 +1,8 @@
+"""The built-in tasks, by the name that `--task` selects them with."""
+
+from vitreous.tasks.base import Task
+from vitreous.tasks.classify import Classify
+from vitreous.tasks.masked import Mae, Mpp
+from vitreous.tasks.segment import Segment
+
+TASKS: dict[str, type[Task]] = {"classify": Classify, "segment": Segment, "mae": Mae, "mpp": Mpp}

@@ -1,0 +1,163 @@
+"""The end of a run: evaluates and calibrates `best/`, and writes metrics.json and report.html."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import vitreous
+from vitreous.common.atomic_files import atomic_file
+from vitreous.common.codec import to_dict
+from vitreous.common.text import duration, plural
+from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
+from vitreous.inference.calibration import lower_quantiles
+from vitreous.report.html import RunReport, write_report
+from vitreous.report.plots import can_draw
+from vitreous.tasks.base import Finished, Results, Task
+from vitreous.tasks.config import TrainConfig
+from vitreous.training import run_folder
+from vitreous.training.progress import phase_summary, read_rows
+from vitreous.training.setup import Job
+from vitreous.weights.native import load_folder, store_calibration
+
+NAMED = 10  # number of unreadable images to list in the terminal
+
+
+def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dict[str, Any]:
+    """Evaluate `best/`, write metrics.json and report.html, and return the metrics. All processes must call this."""
+    split, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
+    with job.phases("evaluation"):
+        calibrated = _calibrate_best(job, folder)
+        results = calibrated if calibrated is not None and split == "val" else _evaluate_best(job, folder, source)
+    rows = read_rows(folder / run_folder.METRICS)
+    if not rows:
+        raise ValueError(f"{folder / run_folder.METRICS} is empty, so there is nothing to report")
+    unreadable = _unreadable(job, rows, split, results)
+    steps = [row["step"] - before["step"] for row, before in zip(rows, [{"step": 0}, *rows], strict=False)]
+    metrics: dict[str, Any] = {
+        **results.metrics(),
+        "part": split,
+        "unreadable_files": unreadable,
+        "images_per_second": sum(steps)
+        / sum(n / row["train_images_per_second"] for n, row in zip(steps, rows, strict=True)),
+        "epochs": rows[-1]["epoch"],
+        "steps": rows[-1]["step"],
+    }
+    batch = next(iter(job.loader.batches(0, 1)))
+    draw = job.world.first and can_draw()
+    report = job.task.report(Finished(folder, job.data, split, source, results, batch, job.stepper.module, draw))
+    commands = next_commands(folder, job.config, job.data, type(job.task))
+    phases = job.phases.seconds()
+    metrics |= {"seconds": sum(phases.values()), "seconds_by_phase": phases}
+    if job.world.first:
+        with atomic_file(folder / "metrics.json") as aside:
+            aside.write_text(json.dumps(metrics, indent=2))
+        path = write_report(
+            folder,
+            RunReport(
+                title=f"{job.config.model or f'{job.config.init}, fine-tuned'} on {job.data.name}",
+                task=report,
+                commands=(folder / run_folder.COMMANDS).read_text(encoding="utf-8").splitlines(),
+                facts=_facts(job, metrics),
+                history=() if job.task.closed_form else rows,  # a single row has no curves
+                config={"run": to_dict(job.config), "model": to_dict(job.state.model.config)},
+                unreadable=unreadable,
+                automatic=notes,
+                next_commands=commands,
+            ),
+        )
+        console.print(f"\n{split} {report.summary}, after {duration(metrics['seconds'])}")
+        console.print(f"time: {phase_summary(phases)}; {metrics['images_per_second']:,.0f} training images/s")
+        if unreadable:
+            console.print(f"{plural(len(unreadable), 'image')} could not be read:")
+        for problem in unreadable[:NAMED]:
+            console.print(f"  {problem}")
+        if len(unreadable) > NAMED:
+            console.print(f"  and {len(unreadable) - NAMED:,} more, all listed in metrics.json")
+        console.print(f"report: {path}\n\nNext steps:")
+        for line in commands:
+            console.print(f"  {line}")
+    job.world.wait()
+    return metrics
+
+
+def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
+    """Evaluate the best checkpoint, or the final module if checkpoints omit parts of it, such as MAE's decoder."""
+    if not job.task.complete_checkpoint:
+        return job.evaluate(source)
+    world = job.world
+    world.wait()  # until the first process has written best/
+    model = load_folder(folder / "best").to(world.device)
+    mine = job.task.evaluate_best(model, source, world.rank, world.size)
+    return type(mine).join(world.gather(mine))
+
+
+def _calibrate_best(job: Job, folder: Path) -> Results | None:
+    """Calibrate the best checkpoint on the validation split. Return its results on that split, if they are complete."""
+    if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
+        return None
+    images = job.task.calibration_images(job.data.val)
+    found = job.task.calibrate(_evaluate_best(job, folder, images))
+    if found is None:
+        return None
+    calibration, results = found
+    if job.world.first:
+        model = load_folder(folder / "best").to(job.world.device)
+        familiarity, scores = job.task.fit_familiarity(model, job.data.train, job.data.val)
+        calibration = replace(calibration, familiarities=lower_quantiles(scores))
+        record = {"data": job.data.name, "split": "val", "images": calibration.images}
+        store_calibration(folder / "best", calibration, familiarity, record)
+    job.world.wait()
+    return results if images is job.data.val else None
+
+
+def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:
+    """Return suggested commands for a finished run, with one of its images and the flags that select its split."""
+    val, image = data.val, "IMAGE.jpg"
+    source = val.source if isinstance(val, Subset) else val
+    if isinstance(source, FileSource) and val.name(0).isprintable():
+        image = shlex.quote(str(source.root / val.name(0)))
+    flags = shlex.quote(str(config.data))
+    for name in ("seed", "val_fraction", "data_root"):
+        if (value := getattr(config, name)) != getattr(TrainConfig, name):
+            flags += f" --{name.replace('_', '-')} {value}"
+    ignored = config.segmenting.ignore
+    values = {
+        "best": shlex.quote(str(folder / "best")),
+        "folder": shlex.quote(str(folder)),
+        "image": image,
+        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else "") + " --flip" * config.flip_test,
+        "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
+    }
+    return [command.format(**values) for command in task.next_steps]
+
+
+def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
+    """Return all unreadable images of all splits, with reasons. All processes must call this."""
+    problems = [problem for row in rows for problem in row.get("unreadable", ())]
+    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only counts
+        problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
+    problems = [problem for those in job.world.gather(problems) for problem in those]
+    return list(dict.fromkeys(problems + results.problems))
+
+
+def _facts(job: Job, metrics: dict[str, Any]) -> dict[str, str]:
+    config, model = job.config, job.state.model
+    parameters = sum(weight.numel() for weight in model.parameters())
+    return {
+        "model": str(config.model or config.init),
+        "parameters": f"{parameters:,}",
+        "image size": " x ".join(map(str, model.config.image_size)),
+        "data": f"{job.data.name}: {len(job.data.train):,} training and {len(job.data.val):,} validation images",
+        "split": job.data.note,
+        "steps": job.task.steps_taken(metrics["steps"], metrics["epochs"]),
+        "device": f"{job.world.device.type} x {job.world.size}",
+        "precision": str(job.stepper.precision).removeprefix("torch."),
+        "speed": f"{metrics['images_per_second']:,.0f} training images/s on average",
+        "time": f"{duration(metrics['seconds'])}: {phase_summary(metrics['seconds_by_phase'])}",
+        "seed": str(config.seed),
+        "vitreous": vitreous.__version__,
+    }
