@@ -383,6 +383,31 @@ def test_a_computation_continues_while_one_request_waits() -> None:
     with_scheduler(use)
 
 
+def test_a_thread_that_is_faster_than_the_event_loop_does_not_cancel_the_computation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enqueue = Scheduler._enqueue
+
+    def slowly(*arguments: Any) -> None:
+        enqueue(*arguments)
+        assert stepped.wait(10)
+
+    stepped = threading.Event()
+    monkeypatch.setattr(Scheduler, "_enqueue", slowly)
+
+    def work(step: Step) -> str:
+        try:
+            step()
+        finally:
+            stepped.set()
+        return "done"
+
+    async def use(scheduler: Scheduler) -> None:
+        assert await scheduler.run("a", work, Priority.LONG) == "done"
+
+    with_scheduler(use)
+
+
 def test_an_error_reaches_its_request_and_the_thread_continues() -> None:
     async def use(scheduler: Scheduler) -> None:
         def broken(step: Step) -> None:

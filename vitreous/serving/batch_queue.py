@@ -168,21 +168,18 @@ class Scheduler:
 
         number = next(self._numbers)
         job = _Job(Priority.QUICK, number, work, group=None if large else (group,), image=image, large=large)
-        self._enqueue(self._images, job)
         self._waiting_requests += 1
         try:
-            return await self._result(self._images, job)
+            return await self._result(self._images, job, new=True)
         finally:
             self._waiting_requests -= 1
 
     async def run(self, key: Hashable, work: Work, priority: Priority) -> Any:
         """Return the result of `work`, computed once for all waiting requests with this key."""
-        job = self._shared.get(key)
-        if job is None:
-            job = _Job(priority, next(self._numbers), lambda jobs, step: [work(step)], key)
-            self._enqueue(self._computations, job)
-            self._shared[key] = job
-        return await self._result(self._computations, job)
+        if (job := self._shared.get(key)) is not None:
+            return await self._result(self._computations, job, new=False)
+        job = _Job(priority, next(self._numbers), lambda jobs, step: [work(step)], key)
+        return await self._result(self._computations, job, new=True)
 
     async def stop(self) -> None:
         """Finish pending batches, cancel other computations and stop the threads."""
@@ -215,11 +212,15 @@ class Scheduler:
             name = f"vitreous-{lane.name}-{number}"
             lane.threads.append(threading.Thread(target=self._work, args=(lane,), name=name, daemon=True))
             lane.threads[-1].start()
+        if job.key is not None:
+            self._shared[job.key] = job
 
-    async def _result(self, lane: _Lane, job: _Job) -> Any:
+    async def _result(self, lane: _Lane, job: _Job, new: bool) -> Any:
         waiter = asyncio.get_running_loop().create_future()
-        job.waiters.append(waiter)
+        job.waiters.append(waiter)  # before a thread can take the job, because jobs without waiters are cancelled
         try:
+            if new:
+                self._enqueue(lane, job)
             return await waiter
         finally:
             job.waiters.remove(waiter)
