@@ -21,11 +21,11 @@ import tyro
 from benchmarks.jpeg_decoding import Options as Pictures
 from benchmarks.jpeg_decoding import draw_pictures
 from benchmarks.publish_table import publish
+from vitreous.common.world import world
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
 from vitreous.training import Augment, Optim, TrainConfig
 from vitreous.training.defaults import choose
-from vitreous.training.distributed import world
 from vitreous.training.setup import Job, set_up
 
 

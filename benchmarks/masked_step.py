@@ -20,12 +20,11 @@ import tyro
 
 from benchmarks.publish_table import publish
 from vitreous.common.text import plural
-from vitreous.common.world import World
+from vitreous.common.world import World, world
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.training import Augment, Masking, Optim, TrainConfig
 from vitreous.training.defaults import choose
-from vitreous.training.distributed import world
 from vitreous.training.setup import Job, set_up
 
 WARM_UP = 3  # rounds, for compilation and kernel selection

@@ -24,10 +24,10 @@ from benchmarks.jpeg_decoding import Options as Pictures
 from benchmarks.jpeg_decoding import draw_pictures
 from benchmarks.publish_table import publish
 from vitreous.common.text import plural
+from vitreous.common.world import world
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.training import TrainConfig
-from vitreous.training.distributed import world
 from vitreous.training.run import train
 from vitreous.training.run_folder import read_config
 from vitreous.training.setup import Job, set_up

@@ -14,11 +14,11 @@ from train_runs import skip_report, tiny
 from vitreous.common.world import World
 from vitreous.data.open import open_data
 from vitreous.tasks.classify import Classify
-from vitreous.training import Augment, Masking, TrainConfig, setup, step
+from vitreous.training import Augment, Masking, TrainConfig, compiling, setup
+from vitreous.training.compiling import WARM_UP
 from vitreous.training.defaults import choose
 from vitreous.training.run import train
 from vitreous.training.setup import Job
-from vitreous.training.step import WARM_UP
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ONE = TrainConfig(data="digits", compile=True)
@@ -77,7 +77,7 @@ def test_cuda_graphs_only_if_gradients_are_not_kept(
     device: torch.device, size: int, accumulate: int, ours: bool, mode: str | None, compiled: list[Any]
 ) -> None:
     config = dataclasses.replace(ONE, accumulate=accumulate)
-    assert step.compiled(nn.Identity(), config, World(0, size, device), ours) is compiled[0][0]
+    assert compiling.compiled(nn.Identity(), config, World(0, size, device), ours) is compiled[0][0]
     assert compiled[0][1] == mode
 
 
@@ -112,11 +112,11 @@ class Block(nn.Module):
 
 
 def test_blocks_are_compiled_if_that_makes_the_run_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "seconds_per_step", lambda *_: 0.1)
-    enough = 10 * step.COMPILE_SECONDS / (1 - 1 / step.SPEED_UP)
+    monkeypatch.setattr(compiling, "seconds_per_step", lambda *_: 0.1)
+    enough = 10 * compiling.COMPILE_SECONDS / (1 - 1 / compiling.SPEED_UP)
     for steps, value in ((enough / 2, False), (enough * 2, "blocks")):
         blocks = [Block(), Block()]
-        choice = step.choose_compile(lambda: None, round(steps), blocks, ONE, World(0, 1, CPU))
+        choice = compiling.choose_compile(lambda: None, round(steps), blocks, ONE, World(0, 1, CPU))
         assert choice.value == value
         assert [block.kind for block in blocks] == [("dynamic=False" if value else None)] * 2
 
@@ -125,12 +125,12 @@ def test_run_continues_without_compilation_if_it_fails(monkeypatch: pytest.Monke
     def fail() -> None:
         raise RuntimeError("no C compiler found")
 
-    monkeypatch.setattr(step, "seconds_per_step", lambda *_: 1.0)
-    choice = step.choose_compile(fail, 10**6, [Block()], ONE, World(0, 1, CPU))
+    monkeypatch.setattr(compiling, "seconds_per_step", lambda *_: 1.0)
+    choice = compiling.choose_compile(fail, 10**6, [Block()], ONE, World(0, 1, CPU))
     assert (choice.value, choice.reason) == (False, "torch.compile failed: no C compiler found")
     for blocks, parallel in (([], "ddp"), ([Block()], "fsdp")):
         config = dataclasses.replace(ONE, parallel=parallel)
-        assert not step.choose_compile(fail, 10**6, blocks, config, World(0, 1, CPU)).value
+        assert not compiling.choose_compile(fail, 10**6, blocks, config, World(0, 1, CPU)).value
 
 
 @pytest.mark.slow
@@ -166,6 +166,7 @@ def test_parallel_wrapper_is_compiled_with_the_module(
 ) -> None:
     """Compiling only the inner module would bypass DDP."""
     shared = Counted(nn.Identity())
+    monkeypatch.setattr(World, "many", True)
     monkeypatch.setattr(setup, "parallelise", lambda *_: shared)
     monkeypatch.setattr(setup, "repeat", lambda *_: None)
     job = job_of(tmp_path, compile=True)

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from train_runs import SERVER
-from vitreous.common.world import World
+from vitreous.common.world import World, world
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.training import Optim
-from vitreous.training.distributed import parallelise, world
+from vitreous.training.distributed import parallelise
 from vitreous.training.optim import build_optimizers
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def learn(optimizer: Any, parallel: Any, here: World) -> dict[str, Tensor]:
     model = build_vit(
         ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=16, depth=2, num_heads=2, mlp_width=16, num_classes=3)
     ).double()  # the gradient of a key's bias is zero but for rounding, which AdamW would make large
-    wrapped = parallelise(model, here, parallel)
+    wrapped = parallelise(model, here, parallel) if here.many else model
     assert all(isinstance(block, FSDPModule) == (here.many and parallel == "fsdp") for block in model.blocks)
     optimizers = build_optimizers(model, Optim(optimizer=optimizer, lr=1e-2, layer_decay=0.8), model)
     optimizers.create_state()

@@ -1,12 +1,19 @@
-"""Rank and device of a process in a distributed run, and collective operations."""
+"""Processes of a distributed run: rank, device and collective operations.
 
-from collections.abc import Callable
+`torchrun --nproc-per-node N -m vitreous train ...` sets the environment variables that are read here.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from vitreous.common.device import choose_device
 
 T = TypeVar("T")
 
@@ -66,3 +73,26 @@ class World:
     def wait(self) -> None:
         if self.many:
             dist.barrier()
+
+
+@contextmanager
+def world(device: str) -> Iterator[World]:
+    """Join the process group if this process was started by torchrun, and leave it on exit."""
+    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    chosen = pick_device(device, local)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)  # also for memory queries
+    if size == 1:
+        yield World(0, 1, chosen)
+        return
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield World(rank, size, chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """Return the torch device with this name; each process on a machine gets its own GPU."""
+    return choose_device(f"cuda:{local_rank}" if name in ("auto", "cuda") and torch.cuda.is_available() else name)

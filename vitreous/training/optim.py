@@ -1,8 +1,8 @@
-"""Optimizers and parameter groups, learning-rate schedule, moving average of the weights, and LoRA."""
+"""The training step: gradients, optimizers, learning-rate schedule, moving average of the weights, and LoRA."""
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,17 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import parametrize
 from torch.optim.sgd import sgd
 
+from vitreous.common.world import World
+from vitreous.data.loader import Batch
+from vitreous.inference.engine import mixed_precision
 from vitreous.model.block import Block
 from vitreous.model.protocol import Model
+from vitreous.tasks.base import Task
 from vitreous.tasks.config import Optim
+from vitreous.training.distributed import synchronise
+from vitreous.training.progress import StepResult
+
+# ---- Optimizers ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -137,6 +145,9 @@ def _sgd(groups: list[dict[str, object]], config: Optim) -> torch.optim.Optimize
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+# ---- Learning rate and moving average --------------------------------------------------------------------------------
 
 
 def rate_fraction(step: int, total: int, optim: Optim) -> float:
@@ -290,3 +301,70 @@ def add_lora(model: nn.Module, rank: int) -> None:
             for linear in [part for part in block.modules() if isinstance(part, nn.Linear)]:
                 linear.requires_grad_(False)
                 parametrize.register_parametrization(linear, "weight", Delta(linear.weight, rank))
+
+
+# ---- Training step ---------------------------------------------------------------------------------------------------
+
+
+class Stepper:
+    """Training step: forward and backward pass of `compiled`, gradient clipping, optimizer step.
+
+    Without compilation, `compiled` and `evaluated`, the module for evaluations, are `module` itself.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        module: nn.Module,
+        optimizers: Optimizers,
+        world: World,
+        precision: torch.dtype,
+        accumulate: int = 1,
+        clip: float = 0.0,
+    ):
+        self.task, self.module = task, module
+        self.compiled = self.evaluated = module
+        self.optimizers, self.world = optimizers, world
+        self.precision, self.accumulate, self.clip = precision, accumulate, clip
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
+        self.weights = [weight for weight in module.parameters() if weight.requires_grad]
+
+    def __call__(self, batch: Batch) -> StepResult:
+        return StepResult(*self._backward(batch), self._optimizer_step())
+
+    def rehearse(self, batch: Batch) -> None:
+        """Compute gradients and discard them, to measure or compile a step."""
+        self._backward(batch)
+        self.optimizers.zero_grad()
+
+    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute gradients; return the sums of the losses and of the metric, and the number of images."""
+        inputs = self.task.prepare(batch)
+        count = inputs[-1].sum()
+        # Sum over all processes, so every image has the same weight. DDP averages gradients, hence world.size below.
+        total = self.world.sum(count.clone()).clamp(min=1)
+        loss_sum, metric_sum = torch.zeros_like(count), torch.zeros_like(count)
+        chunks = list(zip(*(tensor.chunk(self.accumulate) for tensor in inputs), strict=True))
+        for i, chunk in enumerate(chunks):
+            last = i == len(chunks) - 1
+            with synchronise(self.module, last) if self.world.many else nullcontext():
+                with mixed_precision(self.world.device, self.precision):
+                    loss, metric = self.task.loss(self.compiled, chunk)
+                torch.autograd.backward(self.scaler.scale(loss * self.world.size / total))
+            loss_sum += loss.detach()
+            metric_sum += metric.detach()
+        return loss_sum, metric_sum, count
+
+    def _optimizer_step(self) -> Tensor:
+        """Update the weights. Return 1 if the step was skipped because the gradient was not finite."""
+        for optimizer in self.optimizers.parts:
+            self.scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.clip or float("inf"))
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP shards it
+        skipped = (~norm.isfinite()).float()
+        self.optimizers.step(skipped)
+        self.optimizers.zero_grad()  # to None, because a CUDA graph's outputs must be freed before it runs again
+        if self.scaler.is_enabled():
+            self.scaler.update()
+            return torch.zeros_like(skipped)  # occasional overflow is normal in fp16; the scaler adapts
+        return skipped

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from vitreous.common.text import SafeConsole
-from vitreous.common.world import World
+from vitreous.common.world import World, world
 from vitreous.data.sources.base import DataSet
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import Task, check_preset, open_init
@@ -27,7 +27,6 @@ from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
 from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, Saver, read_progress
 from vitreous.training.defaults import choose, open_pretrained
-from vitreous.training.distributed import world
 from vitreous.training.optim import rate_fraction
 from vitreous.training.progress import (
     Monitor,

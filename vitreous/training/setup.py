@@ -35,20 +35,19 @@ from vitreous.tasks.base import Results, Task, open_init
 from vitreous.tasks.config import TrainConfig
 from vitreous.training.cached_head import CachedHead, can_cache
 from vitreous.training.checkpoint import State
-from vitreous.training.distributed import parallelise
-from vitreous.training.lda_head import LdaHead
-from vitreous.training.optim import Ema, add_lora, build_optimizers
-from vitreous.training.progress import PhaseTimer, ProgressDisplay, check_tensorboard, counted
-from vitreous.training.step import (
+from vitreous.training.compiling import (
     EVALUATED_IMAGES,
     WARM_UP,
-    Stepper,
     choose_compile,
     compile_blocks,
     compiled,
     compiled_evaluation,
     repeat,
 )
+from vitreous.training.distributed import parallelise
+from vitreous.training.lda_head import LdaHead
+from vitreous.training.optim import Ema, Stepper, add_lora, build_optimizers
+from vitreous.training.progress import PhaseTimer, ProgressDisplay, check_tensorboard, counted
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import check_not_swapped
@@ -152,7 +151,7 @@ def set_up(
             raise BadValue("--checkpoint-blocks needs a model with transformer blocks")
         backbone.recompute_blocks()
 
-    wrapped = parallelise(module, world, config.parallel)
+    wrapped = parallelise(module, world, config.parallel) if world.many else module
     if config.optim.optimizer == "muon" and (config.train_only != "all" or not backbone.blocks):
         fail("optimizer", "muon", "adamw or sgd unless all weights of a ViT are trained")
     optimizers = build_optimizers(module, config.optim, backbone)
