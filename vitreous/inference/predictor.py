@@ -168,12 +168,6 @@ class Predictor(Engine):
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores_and_familiarity(pixels)), Embedding)
 
-    def stream_probabilities(self, images: Images) -> Iterator[Embedding]:
-        """Yield the probability of every class for each image."""
-        for result in self.stream_logits(images):
-            probabilities = None if result.vector is None else class_probabilities(result.vector, self.config)
-            yield Embedding(result.name, probabilities, result.error)
-
     def logits(self, images: Images) -> Float[Tensor, "n classes"]:
         """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
         return _stacked(self.stream_logits(images), self.config.num_classes)
