@@ -26,10 +26,11 @@ import torch
 import tyro
 from torch import nn
 
-from benchmarks.peers import import_timm, transformers_vit
+from benchmarks.peers import transformers_model
 from benchmarks.publish_table import publish
 from vitreous.model.config import ViTConfig
 from vitreous.model.presets import preset
+from vitreous.weights.peers import repair_torchvision
 
 Load = Callable[[Path], nn.Module]
 System = Literal["vitreous", "transformers"]
@@ -89,7 +90,7 @@ def vitreous_loader() -> Load:
 
 
 def transformers_loader() -> Load:
-    import_timm()  # transformers imports torchvision if it is installed
+    repair_torchvision()
     from transformers import ViTForImageClassification, logging
 
     logging.disable_progress_bar()
@@ -116,7 +117,7 @@ def main(options: Options) -> None:
     found: dict[System, list[dict[Moment, tuple[float, float]]]] = {system: [] for system in get_args(System)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
-        transformers_vit(config).save_pretrained(folder)  # type: ignore[operator]
+        transformers_model(config).save_pretrained(folder)  # type: ignore[operator]
         size = (folder / "model.safetensors").stat().st_size / 1e6
         for turn in range(options.rounds + 1):
             for system in sorted(found, reverse=turn % 2 == 1):  # alternate the order

@@ -23,9 +23,9 @@ import tyro
 from torch import Tensor
 
 import vitreous
-from benchmarks.peers import import_timm
 from benchmarks.publish_table import publish
 from vitreous.model.vit import ViT
+from vitreous.weights.peers import repair_torchvision
 
 ALLOWED = 1e-4  # of the features
 
@@ -52,7 +52,7 @@ class Result:
 
 def exported(ours: ViT, attention: str) -> Any:
     """Convert the model to transformers."""
-    import_timm()  # transformers imports torchvision if it is installed
+    repair_torchvision()
     from transformers import AutoModel
 
     with tempfile.TemporaryDirectory() as folder:

@@ -29,10 +29,10 @@ import tyro
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.peers import import_timm
 from benchmarks.publish_table import publish
 from vitreous.common.rng import SampleRng
 from vitreous.data.image import random_resized_crop
+from vitreous.weights.peers import repair_torchvision
 
 PEER = "Pillow + torchvision"
 Interpolation = Literal["bicubic", "bilinear"]
@@ -93,7 +93,7 @@ def vitreous_load(size: int, interpolation: Interpolation, fast: bool) -> Load:
 
 
 def pillow_load(size: int, interpolation: Interpolation) -> Load:
-    import_timm()  # makes torchvision importable with any torch version
+    repair_torchvision()
     from torchvision import transforms
 
     transform = transforms.Compose(

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import vitreous
-from benchmarks.peers import import_timm
 from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.peers import repair_torchvision
 
 MODULES = (
     *("vision_transformer", "deit", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam"),
@@ -29,17 +29,22 @@ TOLERANCE = 1e-5  # relative to the largest output
 
 
 def architectures(pattern: str = "*") -> list[str]:
-    timm = import_timm()
+    repair_torchvision()
+    import timm
+
     return [name for module in MODULES for name in timm.list_models(pattern, module=module)]
 
 
 @torch.no_grad()
 def build(name: str, **options: Any) -> nn.Module:
     """Build a timm model with one block and random values in all parameters."""
+    repair_torchvision()
+    import timm
+
     torch.manual_seed(0)
     if "sapiens2" in name:
         options["num_kv_heads"] = (None,)  # for the one block
-    model: nn.Module = import_timm().create_model(name, **{"depth": 1, "num_classes": 10, **options}).eval()
+    model: nn.Module = timm.create_model(name, **{"depth": 1, "num_classes": 10, **options}).eval()
     for key, parameter in model.named_parameters():
         if parameter.ndim > 1 and key.endswith("weight"):
             nn.init.normal_(parameter, std=1.5 * parameter[0].numel() ** -0.5)

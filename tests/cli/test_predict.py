@@ -1,4 +1,4 @@
-"""`vitreous predict` and `vitreous embed`, from files to files."""
+"""`vitreous predict`: tables, files, summary and errors."""
 
 import csv
 import io
@@ -12,15 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from rich.console import Console
-from torch import nn
 
 import vitreous
 from command_line import CommandLine
 from masked_folders import folder
-from vitreous.cli.embed import embed as embed_verb
 from vitreous.cli.predict import predict as predict_verb
 from vitreous.cli.prediction_output import print_table
 from vitreous.common.checks import BadValue
@@ -28,47 +25,13 @@ from vitreous.inference import Predictor
 from vitreous.inference.engine import Prediction
 from vitreous.inference.predict_images import MasksSkipped
 from vitreous.inference.predictor import Segmentation
-from vitreous.model.build import build, build_segmenter
-from vitreous.model.config import SegmenterConfig
-from vitreous.model.presets import configure
 from vitreous.model.top_labels import Label
-from vitreous.weights.load import load, save
-
-FIELDS = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2, "labels": ("ant", "bee", "cat")}
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    made = build(configure("ViT-Lite-6/4", 3, 8, FIELDS))
-    nn.init.normal_(made.head.weight)  # type: ignore[arg-type]
-    save(made, tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.fixture
-def segmenter(tmp_path: Path) -> Path:
-    encoder = configure("ViT-Lite-6/4", 0, 8, {name: FIELDS[name] for name in FIELDS if name != "labels"})
-    save(build_segmenter(SegmenterConfig(encoder, num_classes=2)), tmp_path / "segmenter")
-    return tmp_path / "segmenter"
-
-
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    chance = np.random.default_rng(0)
-    (tmp_path / "set").mkdir()
-    for i in range(5):
-        Image.fromarray(chance.integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(tmp_path / "set" / f"{i}.png")
-    (tmp_path / "set" / "2.png").write_bytes(b"no image")
-    return tmp_path / "set"
+from vitreous.weights.load import load
 
 
 def predict(model: Path, *images: str, **changes: Any) -> None:
     options = {"top": 2, "batch_size": 2, "device": "cpu"}
     predict_verb(model, images, **(options | changes))  # type: ignore[arg-type]
-
-
-def embed(model: Path, *images: str, out: Path) -> None:
-    embed_verb(model, images, batch_size=2, device="cpu", out=out)
 
 
 def test_json_has_a_line_for_each_image(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +45,7 @@ def test_json_has_a_line_for_each_image(model: Path, images: Path, capsys: pytes
     probabilities = Predictor(load(model), device="cpu").logits(files).softmax(1)
     for answer, row in zip([answers[i] for i in (0, 1, 3, 4)], probabilities, strict=True):
         found = {one["label"]: one["probability"] for one in answer["predictions"]}
-        best = {FIELDS["labels"][i]: pytest.approx(float(row[i]), abs=1e-5) for i in row.topk(2).indices}  # type: ignore[index]
+        best = {("ant", "bee", "cat")[i]: pytest.approx(float(row[i]), abs=1e-5) for i in row.topk(2).indices}
         assert found == best
     assert output.err.startswith("5 images processed, 1 unreadable, ")
     assert output.err.rstrip().endswith("images/s on cpu")
@@ -121,22 +84,6 @@ def test_predictions_are_written_to_a_file(
         assert len(list(csv.DictReader(file))) == 5
 
 
-def test_embeddings_are_written_to_a_file(
-    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    embed(model, str(images), out=tmp_path / "vectors.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text().splitlines()]
-    vectors = torch.tensor([row["embedding"] for row in rows if "embedding" in row])
-    expected = Predictor(load(model), device="cpu").embed([images / f"{i}.png" for i in (0, 1, 3, 4)])
-    torch.testing.assert_close(vectors, expected)
-    assert "5 images" in capsys.readouterr().err
-
-
-def test_an_unsupported_file_name_is_rejected_before_loading(tmp_path: Path, images: Path) -> None:
-    with pytest.raises(ValueError, match="xls"):
-        embed(tmp_path / "nowhere", str(images), out=tmp_path / "answers.xls")
-
-
 @pytest.mark.parametrize("name", ["x.npz", "x.json", "x.png", "folder"])
 def test_an_unsupported_output_is_rejected_for_each_kind_of_model(
     name: str, model: Path, segmenter: Path, images: Path, tmp_path: Path
@@ -162,9 +109,8 @@ def test_top_is_rejected_for_a_segmenter(segmenter: Path, images: Path, command:
     assert "top is 3, but must be omitted for a segmenter" in run.stderr
 
 
-def test_five_labels_by_default(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(build(configure("ViT-Lite-6/4", 7, 8, {**FIELDS, "labels": ()})), tmp_path / "seven")
-    predict_verb(tmp_path / "seven", (str(images / "0.png"),), device="cpu", json=True)
+def test_five_labels_by_default(checkpoint: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict_verb(checkpoint, (str(images / "0.png"),), device="cpu", json=True)
     assert len(json.loads(capsys.readouterr().out)["predictions"]) == 5
 
 
@@ -180,9 +126,6 @@ def test_masks_beside_images_are_not_predicted(
     with skipped:
         predict(model, str(data))
     assert capsys.readouterr().err.startswith("3 images")
-    with skipped:
-        embed(segmenter, str(data), out=tmp_path / "vectors.jsonl")
-    assert len((tmp_path / "vectors.jsonl").read_text().splitlines()) == 3
 
 
 def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -208,20 +151,18 @@ def test_paths_are_not_truncated_in_a_pipe(model: Path, images: Path) -> None:
     assert not any(line.endswith(" ") for line in (*lines, *facts))  # rows are not padded to the longest
 
 
-@pytest.mark.parametrize(
-    "words", [["predict"], ["predict", "--json"], ["predict", "--out", "x.csv"], ["embed", "--out", "x.csv"]]
-)
+@pytest.mark.parametrize("words", [[], ["--json"], ["--out", "x.csv"]])
 def test_a_run_without_a_readable_image_fails(
     words: list[str], model: Path, images: Path, tmp_path: Path, command: CommandLine
 ) -> None:
-    name, *options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
-    run = command(name, model, images / "2.png", *options, "--device", "cpu")
+    options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
+    run = command("predict", model, images / "2.png", *options, "--device", "cpu")
     assert run.returncode == 1
     assert run.stderr.startswith("vitreous: no image could be read: 1 of 1 failed")
     assert len(run.stderr.splitlines()) == 1
-    found = (tmp_path / "x.csv").read_text() if options[-1:] == [str(tmp_path / "x.csv")] else run.stdout
+    found = (tmp_path / "x.csv").read_text() if "--out" in words else run.stdout
     assert "not a" in found
-    some = command(name, model, images, *options, "--device", "cpu")
+    some = command("predict", model, images, *options, "--device", "cpu")
     assert some.returncode == 0
     assert "5 images" in some.stderr
 
@@ -301,12 +242,6 @@ def test_predict_as_a_function_takes_models_checkpoints_files_and_arrays(model: 
     [plain] = vitreous.predict(load(model), array, **options)
     assert found[0] == named
     assert plain.predictions == named.predictions  # type: ignore[union-attr]
-
-
-def test_embed_as_a_function_gives_an_array_of_the_readable_images(model: Path, images: Path) -> None:
-    names, vectors = vitreous.embed(model, images, device="cpu").array()
-    assert [Path(name).name for name in names] == ["0.png", "1.png", "3.png", "4.png"]
-    torch.testing.assert_close(vectors, Predictor(load(model), device="cpu").embed(names))  # type: ignore[arg-type]
 
 
 def test_predict_as_a_function_gives_masks_for_a_segmenter(segmenter: Path, images: Path) -> None:

@@ -21,10 +21,11 @@ from vitreous.model.build import build, build_segmenter, build_vit
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Conditional, NoPosition, Preprocessing, RelativeBias, Rotary2d, SinCos2d
-from vitreous.serving.batch_queue import Metrics, Scheduler
+from vitreous.serving.batch_queue import Scheduler
 from vitreous.serving.errors import install
 from vitreous.serving.inspect.routes import router
 from vitreous.serving.inspect.service import InspectService
+from vitreous.serving.metrics import Metrics
 from vitreous.serving.models import ServedModel
 from vitreous.serving.settings import Settings
 

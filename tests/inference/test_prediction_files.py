@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitreous.common.checks import BadValue
-from vitreous.inference.engine import Embedding, Prediction
+from vitreous.inference.engine import Columns, Embedding, Prediction
 from vitreous.inference.prediction_files import write, writer_for
 from vitreous.model.top_labels import Label
 
@@ -44,22 +44,22 @@ AS_JSON = [
 
 
 def test_json_is_a_list(tmp_path: Path) -> None:
-    write(PREDICTIONS, tmp_path / "x.json", top=2)
+    write(PREDICTIONS, tmp_path / "x.json", Columns(top=2))
     text = (tmp_path / "x.json").read_text(encoding="utf-8")
     assert json.loads(text) == AS_JSON
     assert len(text.splitlines()) == 5  # one object per line, as in .jsonl
-    write([], tmp_path / "x.json", top=2)
+    write([], tmp_path / "x.json", Columns(top=2))
     assert json.loads((tmp_path / "x.json").read_text()) == []
 
 
 def test_json_lines(tmp_path: Path) -> None:
-    write(PREDICTIONS, tmp_path / "x.JSONL", top=2)
+    write(PREDICTIONS, tmp_path / "x.JSONL", Columns(top=2))
     lines = (tmp_path / "x.JSONL").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == AS_JSON
 
 
 def test_csv_has_a_row_for_each_image(tmp_path: Path) -> None:
-    write(PREDICTIONS, tmp_path / "x.csv", top=2)
+    write(PREDICTIONS, tmp_path / "x.csv", Columns(top=2))
     with open(tmp_path / "x.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     assert rows == [
@@ -71,7 +71,7 @@ def test_csv_has_a_row_for_each_image(tmp_path: Path) -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    write(PREDICTIONS, tmp_path / "x.parquet", top=2)
+    write(PREDICTIONS, tmp_path / "x.parquet", Columns(top=2))
     rows = pyarrow.parquet.read_table(tmp_path / "x.parquet").to_pylist()
     empty = {"label": None, "index": None, "probability": None, "predictions": None}
     assert rows[0] == {"path": "bad.jpg", "error": "the file is empty", **empty}
@@ -80,17 +80,17 @@ def test_parquet(tmp_path: Path) -> None:
 
 
 def test_parquet_is_written_in_row_groups(tmp_path: Path) -> None:
-    write((Prediction(str(i), CAT.predictions) for i in range(2500)), tmp_path / "x.parquet", top=2)
+    write((Prediction(str(i), CAT.predictions) for i in range(2500)), tmp_path / "x.parquet", Columns(top=2))
     file = pyarrow.parquet.ParquetFile(tmp_path / "x.parquet")
     assert file.metadata.num_row_groups == 3
     assert file.read()["path"].to_pylist() == [str(i) for i in range(2500)]
-    write([], tmp_path / "x.parquet", top=2)
+    write([], tmp_path / "x.parquet", Columns(top=2))
     assert pyarrow.parquet.read_table(tmp_path / "x.parquet").num_rows == 0
 
 
 def test_embeddings(tmp_path: Path) -> None:
     for ending in ENDINGS:
-        write(VECTORS, tmp_path / f"x{ending}", width=2)
+        write(VECTORS, tmp_path / f"x{ending}", Columns(width=2))
     table = pyarrow.parquet.read_table(tmp_path / "x.parquet")
     assert table.schema.field("embedding").type == pyarrow.list_(pyarrow.float32(), 2)
     tenth = torch.tensor(0.1).item()
@@ -120,7 +120,7 @@ def test_an_interrupted_run_keeps_the_previous_file(tmp_path: Path, ending: str)
     path = tmp_path / f"x{ending}"
     path.write_text("before")
     with pytest.raises(RuntimeError, match="power cut"):
-        write(broken(), path, top=2)
+        write(broken(), path, Columns(top=2))
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -132,10 +132,10 @@ def test_the_file_name_is_checked_before_the_first_result(tmp_path: Path, monkey
 
     wanted = r"one of .json, .jsonl, .csv, .parquet \(did you mean '.csv'\?\)"
     with pytest.raises(BadValue, match=wanted):
-        write(never(), tmp_path / "x.cvs", top=2)
+        write(never(), tmp_path / "x.cvs", Columns(top=2))
     (tmp_path / "x.csv").mkdir()
     with pytest.raises(OSError, match="is not a file"):
-        write(never(), tmp_path / "x.csv", top=2)
+        write(never(), tmp_path / "x.csv", Columns(top=2))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r'pip install "vitreous\[data\]"'):
         writer_for("x.parquet")

@@ -111,7 +111,7 @@ def test_json_and_tables_have_the_fields(tmp_path: Path) -> None:
     predictor = Predictor(calibrated(colour_model()), "cpu", top=1, coverage=0.9)
     results = predictor([*IMAGES, b"broken"])
     for name in ("x.jsonl", "x.csv", "x.parquet"):
-        write(results, tmp_path / name, top=1, calibrated=True, label_set=True)
+        write(results, tmp_path / name, predictor.columns)
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert list(lines[0]) == ["path", "predictions", "unknown", "familiarity", "label_set"]
     assert list(lines[0]["label_set"][0]) == list(lines[0]["predictions"][0]) == ["label", "index", "probability"]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from vitreous.serving import batch_queue
-from vitreous.serving.batch_queue import BATCH_WORKERS, MemoryTrimmer, Metrics, Priority, Scheduler, Step
+from vitreous.serving.batch_queue import BATCH_WORKERS, MemoryTrimmer, Priority, Scheduler, Step
 from vitreous.serving.errors import ApiError
+from vitreous.serving.metrics import Metrics
 
 BAD = 1300  # an image that cannot be decoded
 

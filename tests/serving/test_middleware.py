@@ -18,8 +18,9 @@ from images import encoded, smooth
 from live_server import HOST, Live, in_thread, read_reply
 from vitreous.inference import predictor as predictor_module
 from vitreous.serving.app import create_app
-from vitreous.serving.batch_queue import Metrics, Scheduler
+from vitreous.serving.batch_queue import Scheduler
 from vitreous.serving.errors import ApiError, error_response
+from vitreous.serving.metrics import Metrics
 from vitreous.serving.models import ServedModel, serve_model
 from vitreous.serving.requests import Middleware
 from vitreous.serving.settings import Settings

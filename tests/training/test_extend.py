@@ -10,7 +10,6 @@ from PIL import Image
 
 import vitreous
 from train_runs import skip_report
-from vitreous.cli.main import main
 from vitreous.data.open import open_data
 from vitreous.model.build import build
 from vitreous.model.presets import configure
@@ -157,27 +156,6 @@ def test_an_ordinary_classifier_is_refused_with_the_command_that_helps(tmp_path:
     with pytest.raises(ValueError, match=r"vitreous train .* --train-only lda"):
         vitreous.extend(tmp_path / "plain", fruit.more, tmp_path / "out", device="cpu")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command(
-    fruit: Fruit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [
-        "extend",
-        str(fruit.run_some),
-        "--data",
-        str(fruit.more),
-        "--out",
-        str(tmp_path / "out"),
-        "--device",
-        "cpu",
-    ]
-    monkeypatch.setattr("sys.argv", ["vitreous", *words])
-    main()
-    output = capsys.readouterr().out
-    assert "'fig'" in output
-    assert "600 images" in output
-    same(vitreous.load(tmp_path / "out"), vitreous.load(fruit.run_all))
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ def embed(
         decode: JPEG decoding; `fast` decodes large JPEGs at a reduced scale, which changes some embeddings slightly.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "out")}
-    from vitreous.cli.prediction_output import output_embeddings
+    from vitreous.cli.prediction_output import output_results
     from vitreous.inference import predict_images
     from vitreous.inference.prediction_files import writer_for
 
     writer_for(out)  # reject an unsupported suffix first
-    output_embeddings(predict_images.embed(checkpoint, images, **options), out)
+    output_results(predict_images.embed(checkpoint, images, **options), False, out)

@@ -1,29 +1,23 @@
 """The `vitreous eval` command."""
 
 import sys
-from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
 from vitreous.common.atomic_files import atomic_file
-from vitreous.common.text import SafeConsole, plural, printable
+from vitreous.common.text import SafeConsole, printable
 from vitreous.common.text import console as standard_output
 
 if TYPE_CHECKING:
-    from vitreous.evaluation import ClassificationMetrics, Metrics, ProbeMetrics
+    from vitreous.evaluation import Metrics
 
-SHOWN = 12  # maximum number of unreadable files, and of worst classes, to print
-CROSS_FITTED = (
-    "The model was calibrated on this split: ece_calibrated uses the temperature of one half for the other half."
-)
-SHOWN_SEGMENTS = 20  # maximum number of segmentation classes to print
+SHOWN = 12  # maximum number of unreadable files to print
 
 
 def evaluate(
@@ -121,8 +115,6 @@ class ProgressDisplay:
 
 def print_metrics(metrics: "Metrics", as_json: bool, out: Path | None) -> None:
     """Print tables or JSON to stdout, write JSON to `out`, and print any warning about the result to stderr."""
-    from vitreous.evaluation import ClassificationMetrics, ProbeMetrics
-
     record = metrics.to_dict()
     if record.get("doubt"):
         print(printable(f"vitreous: warning: {record['doubt']}"), file=sys.stderr)
@@ -132,80 +124,12 @@ def print_metrics(metrics: "Metrics", as_json: bool, out: Path | None) -> None:
     if as_json:
         print(dumps(record))
         return
-    console = standard_output()
-    if isinstance(metrics, ProbeMetrics):
-        _print_probe(console, metrics, record)
-    elif isinstance(metrics, ClassificationMetrics):
-        _print_classification(console, metrics, record)
-    else:
-        _print_segmentation(console, record)
-    problems = metrics.problems if isinstance(metrics, ProbeMetrics) else metrics.evaluation.problems
-    for problem in problems[:SHOWN]:
-        console.print(f"unreadable: {problem}", soft_wrap=True)
-
-
-def _print_classification(console: Console, metrics: "ClassificationMetrics", record: dict[str, Any]) -> None:
-    evaluation, rows = metrics.evaluation, record["per_class"]
-    top5 = ("top5",) if len(rows) > 5 else ()
-    ece = ("ece", "ece_calibrated") if metrics.ece_calibrated is not None else ("ece",)
-    console.print(_summary(record, ("part", "count", "top1", *top5, "loss", *ece, "unreadable", "images_per_second")))
-    if evaluation.cross_fitted:
-        console.print(f"{CROSS_FITTED}\n", soft_wrap=True)
-    worst = sorted((row for row in rows if row["f1"] is not None), key=lambda row: row["f1"])[:SHOWN]
-    table = Table("class", "images", "precision", "recall", "F1", box=None, title="worst classes", title_justify="left")
-    for row in worst:
-        table.add_row(row["name"], str(row["count"]), *_fractions(row, ("precision", "recall", "f1")))
+    console = standard_output(soft_wrap=True)  # do not break paths
+    table = Table(box=None, show_header=False)
+    for name, value in metrics.summary().items():
+        table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
     console.print(table)
-    for pair in evaluation.most_confused(5):
-        names = f"{evaluation.name(pair.true)} predicted as {evaluation.name(pair.predicted)}"
-        console.print(f"{names}: {plural(pair.count, 'time')} ({pair.fraction:.1%})", soft_wrap=True)
-
-
-def _print_segmentation(console: Console, record: dict[str, Any]) -> None:
-    shown = ("part", "count", "miou", "pixel_accuracy", "boundary_f", "unreadable", "images_per_second")
-    console.print(_summary(record, shown))
-    table = Table("class", "pixels", "IoU", "accuracy", "boundary F", box=None)
-    for row in sorted(record["per_class"], key=lambda row: (row["iou"] is None, row["iou"]))[:SHOWN_SEGMENTS]:
-        table.add_row(row["name"], f"{row['pixels']:,}", *_fractions(row, ("iou", "accuracy", "boundary_f")))
-    console.print(table)
-
-
-def _print_probe(console: Console, metrics: "ProbeMetrics", record: dict[str, Any]) -> None:
-    shown = (metrics.probe, "part", "count", "train_count", "unreadable", "features", "width", "seconds")
-    console.print(_summary(record, shown))
-    top5 = metrics.num_classes > 5
-    table = Table("", "top-1", *(["top-5"] if top5 else []), "", box=None)
-    for row in record["results"]:
-        accuracies = [f"{row[key]:.4f}" for key in ("top1", *(["top5"] if top5 else []))]
-        table.add_row(_setting(row), *accuracies, _details(row))
-    console.print(table)
-    if metrics.skipped:
-        console.print(f"skipped: {metrics.skipped}", soft_wrap=True)
-
-
-def _summary(record: Mapping[str, Any], names: Sequence[str]) -> Table:
-    table = Table("", "", box=None, show_header=False)
-    for name in names:
-        value = record[name]
-        label = "split" if name == "part" else name  # the key in metrics.json is "part"
-        table.add_row(label, f"{value:.4f}" if isinstance(value, float) else str(value))
-    return table
-
-
-def _fractions(row: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    return ["-" if row[key] is None else f"{row[key]:.3f}" for key in keys]
-
-
-def _setting(row: dict[str, Any]) -> str:
-    if "neighbours" in row:
-        return plural(row["neighbours"], "neighbour")
-    return plural(row["shots"], "shot") if "shots" in row else row["method"]
-
-
-def _details(row: dict[str, Any]) -> str:
-    if "draws" in row:
-        return f"± {row['std']:.4f} over {len(row['draws'])} draws"
-    if "setting" in row:
-        settings = ", ".join(f"{name} {value:g}" for name, value in row["setting"].items())
-        return f"{settings} (held-out accuracy {row['held_out']:.4f})"
-    return ""
+    for line in metrics.lines():
+        console.print(line)
+    for problem in metrics.problems[:SHOWN]:
+        console.print(f"unreadable: {problem}")

@@ -44,7 +44,7 @@ def predict(
         out: Output file (.json, .jsonl, .csv or .parquet); for a segmenter, output folder for masks and overlays.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "json", "out")}
-    from vitreous.cli.prediction_output import output_predictions
+    from vitreous.cli.prediction_output import output_results
     from vitreous.inference import predict_images
 
-    output_predictions(predict_images.predict(checkpoint, images, **options), json, out)
+    output_results(predict_images.predict(checkpoint, images, **options), json, out)

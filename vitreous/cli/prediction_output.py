@@ -12,36 +12,27 @@ from rich.text import Text
 
 from vitreous.common.text import clean, json_text, one_line, plural, printable
 from vitreous.common.text import console as standard_output
-from vitreous.inference import Embeddings, Prediction, Predictor, Results, Segmentation, SegmentPredictor
+from vitreous.inference import Prediction, Results, Segmentation
 from vitreous.inference.prediction_files import MaskFolder, as_dict, write
 
 ROWS = 1024  # rows that are printed as one table, with the same column widths
 SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed
 
 
-def output_predictions(results: Results[Any], as_json: bool, out: Path | None) -> None:
-    """Write predictions to `out`, or print them. Masks are always summarised on stdout."""
-    if isinstance(results.engine, SegmentPredictor):
-        _output_masks(results, results.engine, as_json, out)
+def output_results(results: Results[Any], as_json: bool, out: Path | None) -> None:
+    """Write results to `out`, or print them. Masks are always summarised on stdout."""
+    if results.columns is None:
+        _output_masks(results, as_json, out)
     elif out is not None:
-        assert isinstance(results.engine, Predictor)
-        engine = results.engine
-        calibrated, label_set = engine.config.calibration is not None, engine.coverage is not None
-        write(results, out, top=engine.top, calibrated=calibrated, label_set=label_set)
+        write(results, out, results.columns)
     elif as_json:
         for result in results:
             print(json_text(as_dict(result)), flush=True)
     else:
         print_table(results)
     _print_summary(results, out)
-    if isinstance(results.engine, SegmentPredictor) and out is None and not as_json:
+    if results.columns is None and out is None and not as_json:
         print("use --out FOLDER to write masks and overlays", file=sys.stderr)
-
-
-def output_embeddings(embeddings: Embeddings, out: Path) -> None:
-    assert isinstance(embeddings.engine, Predictor)
-    write(embeddings, out, width=embeddings.engine.width)
-    _print_summary(embeddings, out)
 
 
 def print_table(predictions: Iterable[Prediction], console: Console | None = None) -> None:
@@ -71,9 +62,9 @@ def print_table(predictions: Iterable[Prediction], console: Console | None = Non
         console.print(table)
 
 
-def _output_masks(results: Results[Segmentation], predictor: SegmentPredictor, as_json: bool, out: Path | None) -> None:
+def _output_masks(results: Results[Segmentation], as_json: bool, out: Path | None) -> None:
     """Write masks and overlays to `out`, and print the fraction of the image that each class covers."""
-    folder = None if out is None else MaskFolder(out, results.paths, predictor)
+    folder = None if out is None else MaskFolder(out, results.paths, results.engine)
     console = standard_output(soft_wrap=True)
     for result in results:
         if folder is not None:

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -72,8 +72,12 @@ def listed(names: Collection[str], limit: int = 5) -> str:
     >>> listed(["a", "b", "c"], limit=2)
     "'a', 'b' and 1 more"
     """
-    shown = ", ".join(repr(name) for name in list(names)[:limit])
-    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return first_few([repr(name) for name in names], limit)
+
+
+def first_few(texts: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
+    """Join the first few texts, followed by the number of remaining ones."""
+    return separator.join(texts[:limit]) + (f" and {len(texts) - limit:,} more" if len(texts) > limit else "")
 
 
 # ---- The console -----------------------------------------------------------------------------------------------------

@@ -2,15 +2,17 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from rich.table import Table
 
 from vitreous.common.checks import BadValue, fail
 from vitreous.common.progress import Report, silent
+from vitreous.common.text import plural
 from vitreous.data import DataSet, Source, open_data, open_masked
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
 from vitreous.inference import FeatureKind, Precision, Predictor, open_encoder, open_model, predictor_for
@@ -20,6 +22,12 @@ from vitreous.tasks import Evaluation, SegmentEvaluation, classify_source, segme
 from vitreous.tasks.base import EVALUATION_BATCH
 from vitreous.tasks.classification_metrics import calibration_images
 from vitreous.weights.native import CALIBRATION, provenance_of
+
+SHOWN = 12  # maximum number of worst classes to print
+SHOWN_SEGMENTS = 20  # the same for segmenters
+CROSS_FITTED = (
+    "The model was calibrated on this split: ece_calibrated uses the temperature of one half for the other half."
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,20 @@ class _ModelMetrics:
         """Return the `evaluation` of a split."""
         raise NotImplementedError
 
+    @property
+    def problems(self) -> list[str]:
+        """Unreadable images, each with the reason."""
+        return self.evaluation.problems
+
+    def summary(self) -> dict[str, Any]:
+        """Return the values that `vitreous eval` prints first."""
+        values = {"split": self.split, "count": self.count, **self.evaluation.metrics()}
+        return {**values, "images_per_second": self.images_per_second}
+
+    def lines(self) -> Iterator[Table | str]:
+        """Yield the tables and remarks that `vitreous eval` prints after the summary."""
+        raise NotImplementedError
+
     def to_dict(self) -> dict[str, Any]:
         """Return the metrics with the keys of metrics.json, plus `per_class`, `confusion` and `unreadable_files`."""
         return {
@@ -59,7 +81,7 @@ class _ModelMetrics:
             "images_per_second": self.images_per_second,
             "per_class": [vars(row) for row in self.evaluation.per_class()],
             "confusion": self.evaluation.confusion().tolist(),
-            "unreadable_files": self.evaluation.problems,
+            "unreadable_files": self.problems,
         }
 
 
@@ -91,6 +113,26 @@ class ClassificationMetrics(_ModelMetrics):
         found = classify_source(predictor, source, data.classes, keep_logits=fitted_here, progress=progress)
         return found.calibrate()[1] if fitted_here else found
 
+    def summary(self) -> dict[str, Any]:
+        values = super().summary()
+        if self.evaluation.num_classes <= 5:
+            del values["top5"]  # always 1
+        return values
+
+    def lines(self) -> Iterator[Table | str]:
+        evaluation = self.evaluation
+        if evaluation.cross_fitted:
+            yield f"{CROSS_FITTED}\n"
+        columns = ("class", "images", "precision", "recall", "F1")
+        table = Table(*columns, box=None, title="worst classes", title_justify="left")
+        rows = [row for row in evaluation.per_class() if row.f1 is not None]
+        for row in sorted(rows, key=lambda row: row.f1 or 0.0)[:SHOWN]:
+            table.add_row(row.name, str(row.count), *map(_fraction, (row.precision, row.recall, row.f1)))
+        yield table
+        for pair in evaluation.most_confused(5):
+            names = f"{evaluation.name(pair.true)} predicted as {evaluation.name(pair.predicted)}"
+            yield f"{names}: {plural(pair.count, 'time')} ({pair.fraction:.1%})"
+
 
 @dataclass(frozen=True)
 class SegmentationMetrics(_ModelMetrics):
@@ -111,6 +153,13 @@ class SegmentationMetrics(_ModelMetrics):
     @classmethod
     def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> SegmentEvaluation:
         return segment_source(predictor, source, data.mask_classes, progress=progress)
+
+    def lines(self) -> Iterator[Table | str]:
+        table = Table("class", "pixels", "IoU", "accuracy", "boundary F", box=None)
+        rows = sorted(self.evaluation.per_class(), key=lambda row: (row.iou is None, row.iou))
+        for row in rows[:SHOWN_SEGMENTS]:
+            table.add_row(row.name, f"{row.pixels:,}", *map(_fraction, (row.iou, row.accuracy, row.boundary_f)))
+        yield table
 
 
 METRICS: tuple[type[ClassificationMetrics | SegmentationMetrics], ...] = (ClassificationMetrics, SegmentationMetrics)
@@ -270,3 +319,7 @@ def check_classes(known: Sequence[str], count: int, classes: Sequence[str], wher
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+def _fraction(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -28,10 +28,10 @@ from vitreous.data.sources.base import FileSource, Source, SpanSource, Subset
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import FeatureKind, Predictor
 from vitreous.model.protocol import Model
+from vitreous.weights.io.safetensors_file import write_tensors
 from vitreous.weights.native import weights_digest
 
 BUDGET = 512 << 20  # maximum size in bytes of a probe's temporary tensors, in addition to features and weights
-DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}
 
 
 @dataclass(frozen=True)
@@ -159,19 +159,9 @@ def cached_features(
 
 
 def write_features(features: FeatureSet, file: Path) -> None:
-    """Write a safetensors file. The library's own writer would replace the locked temporary file and lose the lock."""
-    tensors = {"features": features.features.contiguous(), "labels": features.labels.contiguous()}
-    header: dict[str, Any] = {"__metadata__": {"problems": json.dumps(features.problems)}}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with atomic_file(file, needed=end) as temporary, open(temporary, "wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            stream.write(tensor.numpy().data)
+    tensors = {"features": features.features, "labels": features.labels}
+    with atomic_file(file, needed=sum(tensor.nbytes for tensor in tensors.values())) as temporary:
+        write_tensors(tensors, temporary, {"problems": json.dumps(features.problems)})
 
 
 def read_features(file: Path) -> FeatureSet | None:

@@ -149,6 +149,10 @@ class LinearResult:
     top5: float
     setting: dict[str, float]
 
+    def describe(self) -> tuple[str, str]:
+        settings = ", ".join(f"{name} {value:g}" for name, value in self.setting.items())
+        return self.method, f"{settings} (held-out accuracy {self.held_out:.4f})"
+
 
 def linear_probe(
     train: FeatureSet,
@@ -252,6 +256,9 @@ class FewShotResult:
     top5: float
     std: float  # sample std of top1; 0 for a single draw
     draws: tuple[float, ...]  # top1 of each draw
+
+    def describe(self) -> tuple[str, str]:
+        return plural(self.shots, "shot"), f"± {self.std:.4f} over {len(self.draws)} draws"
 
 
 def fewshot(

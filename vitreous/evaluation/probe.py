@@ -15,11 +15,13 @@ from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
+from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.common.checks import check_choice, check_whole, fail
 from vitreous.common.progress import Report, silent
+from vitreous.common.text import plural
 from vitreous.data.sources.base import Source
 from vitreous.evaluation import features
 from vitreous.evaluation.features import FeatureSet, cached_features, count_hits, slices
@@ -42,6 +44,10 @@ class KnnResult:
     neighbours: int
     top1: float
     top5: float
+
+    def describe(self) -> tuple[str, str]:
+        """Return the name of the result and a remark on it."""
+        return plural(self.neighbours, "neighbour"), ""
 
 
 def knn(
@@ -132,6 +138,23 @@ class ProbeMetrics:
     seconds: float
     skipped: str  # default numbers of shots that were skipped, with the reason
     problems: tuple[str, ...]  # unreadable images, each with the reason
+
+    def summary(self) -> dict[str, Any]:
+        """Return the values that `vitreous eval` prints first."""
+        counts = {"count": self.count, "train_count": self.train_count, "unreadable": len(self.problems)}
+        about = {"features": self.features, "width": self.width, "seconds": self.seconds}
+        return {self.probe: self.results[0].top1, "split": self.split, **counts, **about}
+
+    def lines(self) -> Iterator[Table | str]:
+        """Yield the table and remarks that `vitreous eval` prints after the summary."""
+        top5 = self.num_classes > 5
+        table = Table("", "top-1", *(["top-5"] * top5), "", box=None)
+        for result in self.results:
+            name, remark = result.describe()
+            table.add_row(name, f"{result.top1:.4f}", *([f"{result.top5:.4f}"] * top5), remark)
+        yield table
+        if self.skipped:
+            yield f"skipped: {self.skipped}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metrics with the keys of metrics.json (`knn`, `linear`, `fewshot`, ...), and all `results`."""

@@ -50,7 +50,8 @@ def rollout(
         discard: Fraction of weights in each row to set to 0, smallest first.
         residual: Weight of the residual connection in each layer.
     """
-    _check(fusion, discard, residual)
+    _check(fusion, discard)
+    check_real("residual", residual, 0, 1)
     b, t, _ = captured.states[0].shape
     total = torch.eye(t, device=captured.images.device).expand(b, t, t)
     for layer in layer_indices(captured.model, layers):
@@ -67,16 +68,15 @@ def rollout_map(
     layers: Sequence[int] | None = None,
     fusion: Fusion = "mean",
     discard: float = 0.0,
-    residual: float = 0.5,
 ) -> Float[Tensor, "b gh gw"]:
     """Compute the weight of each patch in the pooled features: the pooling weights times `rollout`."""
-    _check(fusion, discard, residual)
+    _check(fusion, discard)
     row = captured.pooling_weights().float()
     for layer in reversed(layer_indices(captured.model, layers)):
         gathered = torch.zeros_like(row)
         for rows, weights in captured.chunks(layer):
             gathered += (row[:, None, rows] @ fuse(weights.float(), fusion, discard))[:, 0]
-        row = (1 - residual) * gathered + residual * row
+        row = (gathered + row) / 2
     return captured.on_grid(row)
 
 
@@ -96,10 +96,9 @@ def fuse(weights: Float[Tensor, "b heads q t"], fusion: Fusion, discard: float) 
     return torch.where(total > 0, fused / total.clamp_min(1e-30), 1 / fused.shape[-1])
 
 
-def _check(fusion: Fusion, discard: float, residual: float) -> None:
+def _check(fusion: Fusion, discard: float) -> None:
     check_choice("fusion", fusion, get_args(Fusion))
     check_fraction("discard", discard)
-    check_real("residual", residual, 0, 1)
 
 
 # ---- Relevance -------------------------------------------------------------------------------------------------------
@@ -331,12 +330,11 @@ def random_faithfulness(
     target: int,
     draws: int = 3,
     steps: int = STEPS,
-    seed: int = 0,
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Faithfulness:
     """Return the mean curves over several random patch orders, as a baseline for the maps."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     orders = [torch.rand(captured.layout.grid, generator=generator) for _ in range(draws)]
     runs = [faithfulness(captured, target, order, steps, batch_size=batch_size, between=between) for order in orders]
     return Faithfulness(

@@ -99,6 +99,16 @@ class Embedding:
         return [] if self.vector is None else self.vector.tolist()
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a table: the `top` labels and what a calibrated model adds to them, or features of length `width`."""
+
+    top: int = 0
+    width: int = 0
+    calibrated: bool = False
+    label_set: bool = False
+
+
 def label_records(labels: Sequence[Label]) -> list[dict[str, Any]]:
     return [{**vars(label), "label": clean(label.label)} for label in labels]
 
@@ -145,6 +155,7 @@ class Engine(ABC):
     options: frozenset[str] = frozenset()  # arguments of `predictor_for` that only some predictors support
     max_serving_batch: int | None = None  # maximum batch size in the server; None for no limit
     max_pixels: int | None = None  # maximum number of decoded values to prefetch or batch; None for no limit
+    columns: Columns | None = None  # of the predictions in a table; None if they are masks
 
     def __init__(
         self, model: Model, device: str | torch.device | None, precision: Precision, batch_size: int, workers: int

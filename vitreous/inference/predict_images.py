@@ -16,13 +16,12 @@ from vitreous.common.checks import BadValue, path_suggestion
 from vitreous.common.text import plural
 from vitreous.data.masks.layouts import mask_files
 from vitreous.data.sources.base import is_image_file, readable_extensions
-from vitreous.inference.engine import Embedding, Engine, Images, Precision, Prediction
+from vitreous.inference.engine import Columns, Embedding, Images, Precision, Prediction
 from vitreous.inference.predictor import Predictor, Segmentation, predictor_for
 from vitreous.model.protocol import Model
 from vitreous.weights.load import load
 
 R = TypeVar("R", Prediction, Embedding, Segmentation)
-E = TypeVar("E", bound=Engine)
 
 
 class Results(Generic[R]):
@@ -30,12 +29,13 @@ class Results(Generic[R]):
 
     Attributes:
         paths: Image files, if the images were given as files, folders or globs.
+        columns: Columns of a table of the results; None if they are masks.
         images: Number of images processed so far.
         errors: Number of images that could not be read.
     """
 
-    def __init__(self, engine: Engine, results: Iterator[R], paths: Sequence[Path]):
-        self.engine, self.paths = engine, paths
+    def __init__(self, engine: Any, results: Iterator[R], paths: Sequence[Path], columns: Columns | None):
+        self.engine, self.paths, self.columns = engine, paths, columns
         self.images = self.errors = 0
         self._results: Iterator[R] = results
 
@@ -91,7 +91,7 @@ def predict(
     options: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "decode": decode}
     predictor = predictor_for(model, device, top=top, coverage=coverage, **options)
     results: Iterator[Any] = predictor.stream(stream)
-    return Results(predictor, results, paths)
+    return Results(predictor, results, paths, predictor.columns)
 
 
 def embed(
@@ -116,7 +116,7 @@ def embed(
     stream, paths = _open_images(images)
     encoder = open_encoder(model, image_size)
     predictor = Predictor(encoder, device, batch_size, precision, flip=flip, decode=decode)
-    return Embeddings(predictor, predictor.stream_embeddings(stream), paths)
+    return Embeddings(predictor, predictor.stream_embeddings(stream), paths, Columns(width=predictor.width))
 
 
 def open_model(model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None) -> Model:

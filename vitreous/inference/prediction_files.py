@@ -9,7 +9,6 @@ import importlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from PIL import Image
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail, suggestion
 from vitreous.common.text import clean, json_text
-from vitreous.inference.engine import Embedding, Prediction
+from vitreous.inference.engine import Columns, Embedding, Prediction
 from vitreous.inference.mask_images import overlay, palette, with_legend, write_mask
 from vitreous.inference.predictor import Segmentation, SegmentPredictor
 from vitreous.report.plots import is_written_here, write_png
@@ -28,29 +27,11 @@ Result = Prediction | Embedding
 ROW_GROUP = 1024  # rows per Parquet row group
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Columns of a table: the `top` labels and what a calibrated model adds to them, or features of length `width`."""
-
-    top: int = 0
-    width: int = 0
-    calibrated: bool = False
-    label_set: bool = False
-
-
-def write(
-    results: Iterable[Result],
-    path: str | os.PathLike[str],
-    top: int = 0,
-    width: int = 0,
-    calibrated: bool = False,
-    label_set: bool = False,
-) -> None:
-    """Write predictions (`top` labels) or embeddings (length `width`) in the format given by the file extension."""
-    path = Path(path)
+def write(results: Iterable[Result], path: str | os.PathLike[str], columns: Columns) -> None:
+    """Write predictions or embeddings in the format given by the file extension."""
     writer = writer_for(path)
-    with atomic_file(path) as temporary:
-        writer(results, temporary, Columns(top, width, calibrated, label_set))
+    with atomic_file(Path(path)) as temporary:
+        writer(results, temporary, columns)
 
 
 def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path, Columns], None]:

@@ -25,6 +25,7 @@ from vitreous.data.sources.base import StoredImage
 from vitreous.inference.calibration import familiarity_ranks, label_sets
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
+    Columns,
     Embedding,
     Engine,
     Images,
@@ -116,6 +117,7 @@ class Predictor(Engine):
         self._both: Callable[[Tensor], tuple[Tensor, Tensor]] = (
             torch.compile(self._logits_and_pooled) if compile else self._logits_and_pooled
         )
+        self.columns = Columns(self.top, 0, self.config.calibration is not None, coverage is not None)
         usable = self.config.calibration is not None and self.model.familiarity is not None
         self._familiarity = self.model.familiarity.to(self.device) if usable else None
 
@@ -166,25 +168,6 @@ class Predictor(Engine):
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores_and_familiarity(pixels)), Embedding)
 
-    def stream_probabilities(self, images: Images) -> Iterator[Embedding]:
-        """Yield the probability of every class for each image."""
-        for result in self.stream_logits(images):
-            probabilities = None if result.vector is None else class_probabilities(result.vector, self.config)
-            yield Embedding(result.name, probabilities, result.error)
-
-    def interpret(self, scores: Float[Tensor, "b n"], top: int, coverage: float | None = None) -> list[Answer]:
-        """Convert the scores of `stream_scores` to the top labels, the familiarity and the label set of each image."""
-        classes, calibration = self.config.num_classes, self.config.calibration
-        probabilities = class_probabilities(scores[:, :classes], self.config)
-        best = top_labels(probabilities, self.labels, top)
-        familiar: Sequence[float | None] = [None] * len(best)
-        sets: Sequence[tuple[Label, ...] | None] = [None] * len(best)
-        if calibration is not None and scores.shape[1] > classes:
-            familiar = familiarity_ranks(calibration, scores[:, classes])
-        if calibration is not None and coverage is not None:
-            sets = label_sets(calibration, probabilities, self.labels, coverage)
-        return [Answer(*one) for one in zip(best, familiar, sets, strict=True)]
-
     def logits(self, images: Images) -> Float[Tensor, "n classes"]:
         """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
         return _stacked(self.stream_logits(images), self.config.num_classes)
@@ -203,7 +186,7 @@ class Predictor(Engine):
         return super().input(pixels)
 
     def _predictions(self, pixels: Tensor) -> list[Any]:
-        answers = self.interpret(self._scores_and_familiarity(pixels), self.top, self.coverage)
+        answers = interpret(self, self._scores_and_familiarity(pixels), self.top, self.coverage)
         return [answer if math.isfinite(answer.predictions[0].probability) else NOT_A_NUMBER for answer in answers]
 
     def _scores(self, pixels: Tensor) -> Tensor:
@@ -243,6 +226,20 @@ class Predictor(Engine):
     def _check_head(self) -> None:
         if not self.config.num_classes:
             raise ValueError("the model has no classification head (num_classes is 0); use embed")
+
+
+def interpret(predictor: Engine, scores: Float[Tensor, "b n"], top: int, coverage: float | None) -> list[Answer]:
+    """Convert the scores of `stream_scores` to the top labels, the familiarity and the label set of each image."""
+    config, labels = predictor.config, predictor.labels
+    probabilities = class_probabilities(scores[:, : config.num_classes], config)
+    best = top_labels(probabilities, labels, top)
+    familiar: Sequence[float | None] = [None] * len(best)
+    sets: Sequence[tuple[Label, ...] | None] = [None] * len(best)
+    if config.calibration is not None and scores.shape[1] > config.num_classes:
+        familiar = familiarity_ranks(config.calibration, scores[:, config.num_classes])
+    if config.calibration is not None and coverage is not None:
+        sets = label_sets(config.calibration, probabilities, labels, coverage)
+    return [Answer(*one) for one in zip(best, familiar, sets, strict=True)]
 
 
 def _finite_rows(rows: Float[Tensor, "b n"]) -> list[Any]:

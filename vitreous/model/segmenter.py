@@ -111,12 +111,10 @@ WINDOWS = 16  # per batch
 
 
 @torch.no_grad()
-def slide(
-    model: Segmenter, images: Float[Tensor, "b c h w"], window: Size | None = None, overlap: float = 0.5
-) -> Float[Tensor, "b k h w"]:
+def slide(model: Segmenter, images: Float[Tensor, "b c h w"], overlap: float = 0.5) -> Float[Tensor, "b k h w"]:
     """Score images of any size in overlapping windows and average the scores where they overlap."""
     check_images(images, model.config.channels)
-    size = window or model.config.image_size
+    size = model.config.image_size
     b, _, h, w = images.shape
     total = torch.zeros(b, model.config.num_classes, h, w, device=images.device)
     count = torch.zeros(h, w, device=images.device)

@@ -25,13 +25,14 @@ from PIL import Image
 
 import vitreous
 from vitreous.common.threads import cores
+from vitreous.inference.engine import Precision
 from vitreous.serving import api, errors, inspect
 from vitreous.serving.api.schemas import IMAGE_ERRORS, State, error_responses, json_response
-from vitreous.serving.batch_queue import BATCH_WORKERS, Metrics, Scheduler
+from vitreous.serving.batch_queue import BATCH_WORKERS, Scheduler
 from vitreous.serving.connection import Connection
 from vitreous.serving.errors import ApiError
-from vitreous.serving.models import Precision, ServedModel, check_capacity, load_models
-from vitreous.serving.prometheus import prometheus_text
+from vitreous.serving.metrics import Metrics, prometheus_text
+from vitreous.serving.models import ServedModel, check_capacity, load_models
 from vitreous.serving.requests import Middleware, is_loopback
 from vitreous.serving.settings import Settings
 

@@ -10,8 +10,6 @@ run between the steps of a longer one. Requests for the same result share one co
 
 Requests get status 429 if the queue is full and 503 if the result takes too long. A job whose requests were all
 cancelled is removed from its queue or stopped at its next step.
-
-Metrics are counted here and in the middleware; prometheus.py formats them.
 """
 
 import asyncio
@@ -20,8 +18,8 @@ import itertools
 import sys
 import threading
 import time
-from bisect import bisect_left, insort
-from collections import Counter, deque
+from bisect import insort
+from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,55 +30,16 @@ import torch
 from fastapi import Request
 
 from vitreous.serving.errors import CLIENT_LEFT, ApiError, logger, too_many_requests
+from vitreous.serving.metrics import Metrics
 
 BATCH_WORKERS = 2
 LARGE_FRACTION = 4  # large images may fill a quarter of the queue
 JOIN_SECONDS = 2.0  # stop() waits this long for each thread
 TRIM_SECONDS = 10.0
-SECOND_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)  # histogram buckets
 
 Step = Callable[[], None]  # called between the steps of a long computation; may raise Cancelled
 Work = Callable[[Step], Any]
 Compute = Callable[[Sequence[bytes]], Sequence[Any]]  # one result or exception per image
-
-
-# ---- Metrics ---------------------------------------------------------------------------------------------------------
-
-
-class Histogram:
-    """Histogram of values by upper bound; the last bucket counts values above all bounds."""
-
-    def __init__(self, bounds: Sequence[float]):
-        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-
-class Metrics:
-    """Server metrics, updated by the event loop and by worker threads."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.requests: Counter[tuple[str, int]] = Counter()
-        self.seconds: dict[str, Histogram] = {}
-        self.batches, self.compute = Histogram(BATCH_BOUNDS), Histogram(SECOND_BOUNDS)
-        self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
-
-    def request(self, path: str, status: int, seconds: float) -> None:
-        with self.lock:
-            self.requests[path, status] += 1
-            self.seconds.setdefault(path, Histogram(SECOND_BOUNDS)).add(seconds)
-
-    def batch(self, images: int) -> None:
-        with self.lock:
-            self.batches.add(images)
-
-    def computed(self, seconds: float) -> None:
-        with self.lock:
-            self.compute.add(seconds)
 
 
 # ---- Queues ----------------------------------------------------------------------------------------------------------

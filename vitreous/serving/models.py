@@ -5,12 +5,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import vitreous
 from vitreous.common.device import check_bytes, choose_device
 from vitreous.common.text import clean
-from vitreous.inference.engine import input_description, large_cost
+from vitreous.inference.engine import Precision, input_description, large_cost
 from vitreous.inference.predictor import AnyPredictor, predictor_class, predictor_for
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
@@ -21,7 +21,6 @@ from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import is_hub, load
 from vitreous.weights.native import provenance_of
 
-Precision = Literal["fp32", "bf16", "auto"]
 # FLOP/s that no device reaches. A model that needs more within the timeout could never respond.
 FASTEST = {"cpu": 10**13}
 FASTEST_ACCELERATOR = 10**16

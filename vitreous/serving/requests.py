@@ -22,8 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitreous.common.checks import Size
 from vitreous.data.image import UnreadableImage, decode_errors
 from vitreous.data.image.decoding import open_image, read_jpeg_header
-from vitreous.serving.batch_queue import Metrics, Scheduler
+from vitreous.serving.batch_queue import Scheduler
 from vitreous.serving.errors import ApiError, error_response, too_many_requests
+from vitreous.serving.metrics import Metrics
 from vitreous.serving.models import ServedModel
 from vitreous.serving.settings import MAX_JSON_BYTES, Settings
 

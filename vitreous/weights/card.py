@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitreous.common.text import single_spaced
+from vitreous.common.text import first_few, single_spaced
 from vitreous.model.centre_crop import scaled
 from vitreous.model.presets import PRESETS
 from vitreous.model.protocol import ModelConfig
@@ -107,8 +107,7 @@ def _labels(labels: Sequence[str], num_classes: int) -> str:
         return ""
     if not labels:
         return f"## Labels\n\nThe {num_classes:,} classes have no labels."
-    more = f" and {len(labels) - SHOWN_LABELS:,} more" if len(labels) > SHOWN_LABELS else ""
-    return f"## Labels\n\n{len(labels):,}: {', '.join(plain(label, 40) for label in labels[:SHOWN_LABELS])}{more}"
+    return f"## Labels\n\n{len(labels):,}: {first_few([plain(label, 40) for label in labels], SHOWN_LABELS)}"
 
 
 def _preprocessing(config: ModelConfig) -> str:

@@ -292,11 +292,9 @@ def load(
     return open_checkpoint(source, format).model(image_size, num_classes, overrides)
 
 
-def load_encoder(
-    source: str | Path, image_size: ImageSize | None = None, overrides: Mapping[str, Any] | None = None
-) -> ViT | ResNet:
+def load_encoder(source: str | Path, image_size: ImageSize | None = None) -> ViT | ResNet:
     """Load a model; if it is a segmenter, return only its encoder."""
-    model = load(source, image_size=image_size, overrides=overrides)
+    model = load(source, image_size=image_size)
     vars(model.backbone)["provenance"] = provenance_of(model)
     return model.backbone  # type: ignore[return-value]
 

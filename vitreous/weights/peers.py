@@ -3,7 +3,9 @@
 A library is imported only if it is needed. b: batch; c: channels; h, w: image height and width.
 """
 
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +42,7 @@ def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "
         return None
     library, load = PEERS[format]
     try:
+        repair_torchvision()
         theirs = load(path, model.config)(images)
     except ModuleNotFoundError as error:
         return PeerCheck(library, None, f"{error.name} is not installed")
@@ -52,16 +55,38 @@ def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "
     return PeerCheck(library, difference("outputs", ours, theirs))
 
 
+def repair_torchvision() -> None:
+    """Make torchvision, which other libraries import, importable even if it was built for another torch version.
+
+    Such a torchvision fails to import because its operators are missing. ViTs do not use them, so the two that are
+    looked up at import are declared without an implementation.
+    """
+    with warnings.catch_warnings(), suppress(ModuleNotFoundError):
+        warnings.simplefilter("ignore")
+        try:
+            import torchvision
+        except RuntimeError:
+            for operator in ("nms", "qnms"):
+                torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou) -> Tensor")
+            import torchvision  # noqa: F401
+
+
+def timm_model(config: ViTConfig) -> nn.Module:
+    """Build the model in timm, with random weights and the exact GELU, which a bare file implies."""
+    repair_torchvision()
+    import timm
+
+    about = timm_config(config)
+    about["model_args"].pop("act_layer", None)
+    return timm.create_model(about["architecture"], num_classes=config.num_classes, **about["model_args"])
+
+
 def _timm(path: Path, config: ViTConfig) -> Output:
     import timm
 
     if path.is_dir():
         return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
-    about = timm_config(config)
-    about["model_args"].pop("act_layer", None)  # a bare file does not specify it
-    return _filled(
-        timm.create_model(about["architecture"], num_classes=config.num_classes, **about["model_args"]), path
-    )
+    return _filled(timm_model(config), path)
 
 
 def _transformers(path: Path, config: ViTConfig) -> Output:

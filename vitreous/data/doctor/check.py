@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitreous.common.checks import Size, fail
-from vitreous.common.text import SafeConsole, one_line, plural
+from vitreous.common.text import SafeConsole, first_few, one_line, plural
 from vitreous.common.threads import map_in_threads
 from vitreous.data.doctor.contact_sheet import check_name, write_sheet
 from vitreous.data.doctor.findings import SHOWN, ModelFindings, Sample
@@ -226,9 +226,8 @@ def _unlearnable(classes: tuple[str, ...], coverage: dict[str, MaskCoverage]) ->
     for split, one in coverage.items():
         lacking = [i for i, n in enumerate(one.images) if n and "train" in coverage and not coverage["train"].images[i]]
         if lacking:
-            shown = ", ".join(f"{classes[i]!r} ({one.fractions[i]:.1%} of {split} pixels)" for i in lacking[:5])
-            more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-            problems.append(f"no train mask contains {shown}{more}; add examples to train or use --ignore")
+            shown = first_few([f"{classes[i]!r} ({one.fractions[i]:.1%} of {split} pixels)" for i in lacking])
+            problems.append(f"no train mask contains {shown}; add examples to train or use --ignore")
     return problems
 
 

@@ -100,7 +100,6 @@ def random_resized_crop(
     size: Size,
     numbers: Sequence[float],
     scale: tuple[float, float],
-    ratio: tuple[float, float] = RATIO,
     interpolation: Interpolation = "bicubic",
     channels: int = 3,
     fast: bool = False,
@@ -108,7 +107,7 @@ def random_resized_crop(
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
     """Crop at random, using four uniform `numbers` (see `crop_box`), and resize. The result is channels-last."""
     header = read_image_header(image)
-    top, left, height, width = crop_box(header.size, numbers, scale, ratio)
+    top, left, height, width = crop_box(header.size, numbers, scale, RATIO)
     reduced = reduction_factor((height, width), size) if fast else 1
     with reserve_memory(header.bytes):
         pixels, factor = decode_pixels(image, header, channels, reduced, bottom=top + height, value_range=value_range)
@@ -206,12 +205,11 @@ def crop_mask(
     size: Size,
     numbers: Sequence[float],
     scale: tuple[float, float],
-    ratio: tuple[float, float] = RATIO,
     fast: bool = False,
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
     """Crop and resize a mask like its image in `random_resized_crop`, given the same numbers."""
     header = _header_for_mask(ids, image)
-    box = crop_box(header.size, numbers, scale, ratio)
+    box = crop_box(header.size, numbers, scale, RATIO)
     factor = reduction_factor(box[2:], size) if header.jpeg and fast else 1
     return _sample_mask(ids, box, factor, size, (0, 0), size)
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from vitreous.common.checks import Size, fail, suggestion
-from vitreous.common.text import listed, plural
+from vitreous.common.text import first_few, listed, plural
 from vitreous.common.threads import map_in_threads
 from vitreous.common.untrusted_files import open_regular, read_regular, read_regular_text
 from vitreous.data.image.decoding import UnreadableImage, check_memory, decode_errors, open_image, size_of
@@ -293,11 +293,10 @@ def _unlisted_ids(pairs: Sequence[Pair], checks: Sequence[MaskCheck], known: Col
     if not counts:
         return []
     masks = [mask for (_, mask), check in zip(pairs, checks, strict=True) if not allowed.issuperset(check.ids)]
-    ids = ", ".join(f"{index} (in {plural(count, 'mask')})" for index, count in counts.most_common(5))
-    more = f" and {len(counts) - 5} more" if len(counts) > 5 else ""
+    ids = first_few([f"{index} (in {plural(count, 'mask')})" for index, count in counts.most_common()])
     have = "has ids" if len(masks) == 1 else "have ids"
     hint = '; if 0 means unlabelled, add the line "0 unlabelled" and use --ignore unlabelled' if 0 in counts else ""
-    return [f"{plural(len(masks), 'mask')} {have} that are not in {FILE}: {ids}{more}; see {listed(masks, 3)}{hint}"]
+    return [f"{plural(len(masks), 'mask')} {have} that are not in {FILE}: {ids}; see {listed(masks, 3)}{hint}"]
 
 
 def _colour_problem(masks: list[str], checks: Sequence[MaskCheck]) -> str:
@@ -310,6 +309,5 @@ def _colour_problem(masks: list[str], checks: Sequence[MaskCheck]) -> str:
     )
 
 
-def _with_reasons(files: list[tuple[str, str]], limit: int = 3) -> str:
-    shown = "; ".join(f"{path!r} ({reason})" for path, reason in files[:limit])
-    return shown + (f" and {len(files) - limit} more" if len(files) > limit else "")
+def _with_reasons(files: list[tuple[str, str]]) -> str:
+    return first_few([f"{path!r} ({reason})" for path, reason in files], 3, "; ")

@@ -16,7 +16,7 @@ from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
 from vitreous.inference.engine import Embedding, Images, Prediction, label_records
 from vitreous.inference.mask_images import background_of, hex_colours, palette
-from vitreous.inference.predictor import NOT_CALIBRATED, Predictor, Segmentation
+from vitreous.inference.predictor import NOT_CALIBRATED, Segmentation, interpret
 from vitreous.model.base_config import Task
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, json_response
@@ -68,8 +68,7 @@ def router(
         if coverage is not None and one.model.config.calibration is None:
             raise ApiError(409, "not_calibrated", f"coverage is not supported for {one.id!r}: {NOT_CALIBRATED}")
         scores = await compute(request, one, "classify")
-        assert isinstance(one.predictor, Predictor)
-        [answer] = one.predictor.interpret(scores[None], top, coverage)
+        [answer] = interpret(one.predictor, scores[None], top, coverage)
         found = Prediction("", *answer)
         return JSONResponse({
             "predictions": label_records(found.predictions), "unknown": found.unknown,

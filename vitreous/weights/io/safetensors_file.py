@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitreous.common.checks import suggestion
+from vitreous.common.text import first_few
 from vitreous.common.untrusted_files import check_regular
 from vitreous.weights.io.errors import BadCheckpoint
 
@@ -143,9 +144,6 @@ def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str,
             if found[name].dtype not in DTYPES
         ],
     }
-    lines = []
-    for kind, names in problems.items():
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        lines += [f"{len(names)} {kind}: {', '.join(names[:5])}{more}"] if names else []
+    lines = [f"{len(names)} {kind}: {first_few(names)}" for kind, names in problems.items() if names]
     if lines:
         raise BadCheckpoint(f"{file} does not match the model: {'; '.join(lines)}")

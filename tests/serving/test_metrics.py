@@ -1,7 +1,6 @@
 import re
 
-from vitreous.serving.batch_queue import Histogram, Metrics
-from vitreous.serving.prometheus import histogram_lines, prometheus_text
+from vitreous.serving.metrics import Histogram, Metrics, histogram_lines, prometheus_text
 
 LINE = re.compile(r'^[a-z_]+(\{([a-z]+="[^"]*",?)*\})? [0-9.e+-]+$')
 
