@@ -30,7 +30,7 @@ ROW_GROUP = 1024  # rows per Parquet row group
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a table: the `top` labels and what a calibrated model adds to them, or features of length `width`."""
+    """Columns of a table: the `top` labels, with the columns of a calibrated model, or features of length `width`."""
 
     top: int = 0
     width: int = 0

@@ -178,7 +178,7 @@ def write_foreign(model: Model, format: Format, path: str | os.PathLike[str], lo
         raise UnsupportedByFormat(f"checkpoints in the format {format.name!r} can be read but not written; {NATIVE}")
     if not isinstance(config, ViTConfig):
         part = "" if model.backbone is model else ", or save its .backbone"
-        reason = f"can only hold a plain ViT, but the model is a {config.summary}"
+        reason = f"supports only plain ViTs, but the model is a {config.summary}"
         raise UnsupportedByFormat(f"the format {format.name!r} {reason}; {NATIVE}{part}")
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
