@@ -268,7 +268,7 @@ def test_hovering_redraws_without_a_request(open_page: Any, site: str, watch: An
 
 
 @pytest.mark.parametrize("unknown", [True, False, None])
-def test_an_unknown_image_is_pointed_out(open_page: Any, site: str, unknown: bool | None) -> None:
+def test_an_unknown_image_is_marked(open_page: Any, site: str, unknown: bool | None) -> None:
     page = open_page(site)
 
     def answer(route: Any) -> None:

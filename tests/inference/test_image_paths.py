@@ -33,7 +33,7 @@ def found(*arguments: str) -> list[str]:
     return [path.as_posix() for path in expand(arguments)]
 
 
-def test_a_file_is_used_whatever_its_name() -> None:
+def test_a_file_is_read_regardless_of_its_name() -> None:
     assert found("odd.data", "c[1].jpeg", "b/2.PNG", ".hidden/y.jpg") == [
         "odd.data",
         "c[1].jpeg",

@@ -330,7 +330,7 @@ def test_more_processes_than_images(model: Segmenter) -> None:
     assert SegmentEvaluation.join(parts).metrics() == pytest.approx(alone.metrics())
 
 
-def test_masks_from_scores_that_are_not_numbers_are_an_error(model: Segmenter) -> None:
+def test_masks_from_scores_that_are_not_finite_are_an_error(model: Segmenter) -> None:
     torch.nn.init.constant_(next(model.decoder.parameters()), float("nan"))
     with pytest.raises(ValueError, match=r"shapes/val\[0\]: the model's output contains NaN or infinity"):
         segment_source(SegmentPredictor(model, device="cpu"), ShapesSource(2, 32, 0, "val"), model.config.labels)

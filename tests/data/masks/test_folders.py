@@ -150,7 +150,7 @@ def test_folders_with_class_labels_are_not_taken_for_masks(tmp_path: Path) -> No
     assert open_data(str(tmp_path)).classes == ("cat", "dog")
 
 
-def test_unknown_layouts_are_answered_with_the_command_that_fits(tmp_path: Path) -> None:
+def test_error_for_an_unknown_layout_suggests_a_command(tmp_path: Path) -> None:
     root = tmp_path / "set"
     for i in range(3):
         write(root, str(i), i, "my photos", "segmentations")
