@@ -36,7 +36,7 @@ def open_data(
 
     Args:
         spec: Path, `hf:owner/name` or built-in name. A folder of the same name takes precedence over a built-in data
-            set, which `digits:` selects in any case.
+            set; with a colon, as in `digits:`, the name always means the built-in one.
         root: Local copy of a published data set, or the base folder of relative paths.
         val_fraction: Fraction of each class to hold out if there is no val or test split.
         seed: Seed of the random split, and of generated data.

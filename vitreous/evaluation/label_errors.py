@@ -109,7 +109,7 @@ def likely_errors(probabilities: Float[Tensor, "n classes"], labels: Int[Tensor,
     confidence = probabilities.gather(1, labels[:, None])[:, 0]
     counts = torch.bincount(labels, minlength=classes)
     threshold = torch.zeros(classes).index_add_(0, labels, confidence) / counts
-    threshold[counts < 2] = torch.inf  # no classifier without the image itself knows these classes
+    threshold[counts < 2] = torch.inf  # without its only image, a classifier cannot predict such a class
     confident = probabilities.where(probabilities >= threshold, -1)
     wrong = (confident.amax(dim=1) >= 0) & (confident.argmax(dim=1) != labels) & (counts[labels] > 1)
     known = (counts[labels] > 1).nonzero()[:, 0]

@@ -78,7 +78,7 @@ def whitened(vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 
 def candidate_pairs(vectors: Float[Tensor, "n d"], device: torch.device) -> Int[Tensor, "p 2"]:
-    """Return the pairs of nearest neighbours that may be near duplicates, each once, sorted."""
+    """Return the pairs of nearest neighbours that may be near duplicates, sorted and without repetitions."""
     near = neighbours(whitened(vectors), CANDIDATES, device)
     rows, columns = (near.similarity >= SIMILARITY).nonzero(as_tuple=True)
     low, high = torch.stack([rows, near.indices[rows, columns]]).sort(dim=0).values.tolist()

@@ -92,7 +92,7 @@ def takes(config: ModelConfig, name: str = "the model") -> str:
 
 
 def large_cost(config: ModelConfig) -> "Cost | None":
-    """Return the compute and memory cost of one image, or None if the model is small enough not to need checking."""
+    """Return the compute and memory cost of one image, or None for a small model, which needs no check."""
     if math.prod(config.image_size) <= SMALL_PIXELS and config.backbone.num_tokens <= SMALL_TOKENS:
         return None
     from vitreous.model.cost import cost  # imports torch's fake tensors, which is slow

@@ -120,7 +120,8 @@ class Evaluation:
         if names is not None and len(names) != num_classes:
             raise ValueError(f"names has {len(names)} entries, but the logits have {num_classes} classes")
         if bool(((labels < UNREADABLE) | (labels >= num_classes)).any()):
-            raise ValueError(f"labels must be from 0 to {num_classes - 1}, or {UNREADABLE} for an unreadable image")
+            allowed = f"from 0 to {num_classes - 1}, or {UNREADABLE} for an unreadable image"
+            raise ValueError(f"labels must be {allowed}, got {int(labels.min())} to {int(labels.max())}")
         readable = labels != UNREADABLE
         logits = torch.where(readable[:, None], logits.float(), 0)  # logits of unreadable images are arbitrary
         broken = int((~logits.isfinite().all(1)).sum())

@@ -277,12 +277,12 @@ def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow
             return data
     changes = _changes(before, now)
     if reason := _unacceptable(before, now):
-        raise ValueError(f"{data.name} has changed since the run began ({changes}): {reason}; restore the old data")
+        raise ValueError(f"{data.name} has changed since the run started ({changes}): {reason}; restore the old data")
     if not allow_change:
         raise ValueError(
-            f"{data.name} has changed since the run began ({changes}); restore it, or resume with --allow-data-change"
+            f"{data.name} has changed since the run started ({changes}); restore it, or resume with --allow-data-change"
         )
-    return replace(data, note=f"{data.note}; changed since the run began: {changes}")
+    return replace(data, note=f"{data.note}; changed since the run started: {changes}")
 
 
 def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
@@ -295,7 +295,7 @@ def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
     in_val = np.array([source.name(int(index)) in held_out for index in indices])
     if not in_val.any() or in_val.all():
         missing = "validation" if not in_val.any() else "training"
-        raise ValueError(f"{data.name} has changed since the run began: no {missing} samples are left")
+        raise ValueError(f"{data.name} has changed since the run started: no {missing} samples are left")
     train, val = pick(source, indices[~in_val]), pick(source, indices[in_val])
     note = f"train {len(train):,}, val {len(val):,}; same split as at the start of the run"
     return replace(data, train=train, val=val, note=note)

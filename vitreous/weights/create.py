@@ -48,7 +48,7 @@ def create(
     >>> model = create("DINOv2-S/14", num_classes=10, image_size=224, pretrained="dinov2-s")  # doctest: +SKIP
     """
     if name in CATALOG:
-        raise BadValue(f"{name} is a name of pretrained weights, not a preset: use vitreous.load({name!r})")
+        raise BadValue(f"{name} is the catalog name of pretrained weights, not a preset: use vitreous.load({name!r})")
     if pretrained is False:
         from vitreous.model.build import build
 

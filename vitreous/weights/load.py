@@ -256,7 +256,7 @@ def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint
 
 
 def _download_pretrained(name: str) -> Snapshot | None:
-    """Download weights from the catalog; None for other names, and for names of local files, which take precedence."""
+    """Download weights by catalog name. Return None for other names and for local files, which take precedence."""
     if name not in CATALOG or Path(name).exists():
         return None
     entry = CATALOG[name]

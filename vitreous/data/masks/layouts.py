@@ -137,7 +137,7 @@ def _beside_splits(root: Path, folders: Sequence[str]) -> list[FolderPair]:
 
 
 def _find_beside(root: Path, folders: Sequence[str]) -> list[FolderPair]:
-    """Find folders whose files are images and masks with one of the endings."""
+    """Find folders that contain both images and masks, whose names have one of the ENDINGS."""
     if splits := {folder: split for folder in folders if (split := split_name(folder))}:
         pairs = [FolderPair(split, folder, folder) for folder, split in splits.items()]
         return pairs if any(count(root, pair) for pair in pairs) else []
