@@ -128,7 +128,7 @@ def main(options: Options) -> None:
     results = []
     for moment in get_args(Moment):
         middle = {
-            system: tuple(statistics.median(one[moment][i] for one in measurements) for i in (0, 1))
+            system: tuple(statistics.median(run[moment][i] for run in measurements) for i in (0, 1))
             for system, measurements in found.items()
         }
         seconds, megabytes = middle[PEER]
@@ -137,14 +137,14 @@ def main(options: Options) -> None:
 
     rows = [
         [
-            one.moment,
-            one.system,
-            f"{one.seconds * 1e3:.0f}",
-            f"{one.megabytes:.0f}",
-            f"{one.time_ratio:.2f}",
-            f"{one.memory_ratio:.2f}",
+            row.moment,
+            row.system,
+            f"{row.seconds * 1e3:.0f}",
+            f"{row.megabytes:.0f}",
+            f"{row.time_ratio:.2f}",
+            f"{row.memory_ratio:.2f}",
         ]
-        for one in results
+        for row in results
     ]
     setting = f"{options.model}, {size:.0f} MB, float32, median of {options.rounds} processes"
     publish(setting, ["until", "system", "ms", "MB", "time ratio", "memory ratio"], rows, results, options.out)

@@ -1,4 +1,4 @@
-"""Accuracy and run time of `train --train-only lda` and `extend`, and what adding a class does to the others.
+"""Accuracy and run time of `train --train-only lda` and `extend`, and the effect of an added class on the others.
 
 The features of all images are computed once. The classifier is then fitted to all classes and, for each of several
 classes, to the others; that class is added as `vitreous extend` does, with all of its images and with a few.
@@ -56,7 +56,7 @@ def top1(classifier: Classifier, test: FeatureSet, rows: torch.Tensor) -> float:
 
 
 def add(train: FeatureSet, test: FeatureSet, new: int, classes: int, most: int | None, device: torch.device) -> Added:
-    """Fit all classes but one, and add that one."""
+    """Fit all classes except `new`, and then add it."""
     mine = train.labels == new
     others = Statistics.of(train.pick((~mine).nonzero()[:, 0]), classes, device)
     before = Classifier.fit(others, device)
@@ -90,14 +90,15 @@ def main(options: Options) -> None:
     chosen = torch.linspace(0, classes - 1, min(options.added, classes)).long().tolist()
     results = []
     for most in (None, options.few):
-        each = [add(train, test, new, classes, most, device) for new in chosen]
+        trials = [add(train, test, new, classes, most, device) for new in chosen]
         means = {
-            name: fmean(getattr(one, name) for one in each) for name in ("old_before", "old_after", "new", "seconds")
+            name: fmean(getattr(trial, name) for trial in trials)
+            for name in ("old_before", "old_after", "new", "seconds")
         }
         results.append(Added("all" if most is None else f"{most}", **means))
     rows = [
-        [one.images, *(f"{value:.1%}" for value in (one.old_before, one.old_after, one.new)), f"{one.seconds:.2f}"]
-        for one in results
+        [row.images, *(f"{value:.1%}" for value in (row.old_before, row.old_after, row.new)), f"{row.seconds:.2f}"]
+        for row in results
     ]
     columns = ["images of the added class", "others before", "others after", "added class", "s"]
     publish(setting, columns, rows, results, options.out)

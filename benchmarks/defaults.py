@@ -117,7 +117,7 @@ def main(options: Options) -> None:
         if (data, alternative, seed) not in finished
     ]
     with ThreadPoolExecutor(options.jobs) as pool:
-        for trial in pool.map(lambda one: run(options, *one), todo):
+        for trial in pool.map(lambda trial: run(options, *trial), todo):
             trials.append(trial)
             with results.open("a") as file:
                 file.write(json.dumps(vars(trial)) + "\n")

@@ -81,10 +81,10 @@ def compare(ours: ViT, theirs: Any, size: tuple[int, int], count: int) -> list[R
     images = torch.randn(count, ours.config.channels, *size)
     names = ["embedded", *(f"layer {i + 1}" for i in range(ours.config.depth)), "features"]
     results = []
-    for name, one, other in zip(names, our_stages(ours, images), their_stages(theirs, images), strict=True):
-        off = (one - other).abs()
+    for name, our, their in zip(names, our_stages(ours, images), their_stages(theirs, images), strict=True):
+        off = (our - their).abs()
         largest = off.max().item()
-        results.append(Result(size, name, largest, off.mean().item(), largest / other.abs().max().item()))
+        results.append(Result(size, name, largest, off.mean().item(), largest / their.abs().max().item()))
     return results
 
 
@@ -96,12 +96,12 @@ def main(options: Options) -> None:
     sizes = (ours.config.image_size, options.other)
     results = [result for size in sizes for result in compare(ours, theirs, size, options.images)]
     rows = [
-        [f"{one.size[0]} x {one.size[1]}", one.stage, f"{one.largest:.1e}", f"{one.mean:.1e}", f"{one.share:.1e}"]
-        for one in results
+        [f"{row.size[0]} x {row.size[1]}", row.stage, f"{row.largest:.1e}", f"{row.mean:.1e}", f"{row.share:.1e}"]
+        for row in results
     ]
     setting = f"{options.checkpoint.name}, {options.images} images: difference from transformers ({options.attention})"
     publish(setting, ["size", "stage", "largest", "mean", "relative"], rows, results, options.out)
-    if any(one.stage == "features" and one.largest > ALLOWED for one in results):
+    if any(row.stage == "features" and row.largest > ALLOWED for row in results):
         raise SystemExit(f"the features differ by more than {ALLOWED:g}")
 
 

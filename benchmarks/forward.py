@@ -72,7 +72,7 @@ def main(options: Options) -> None:
 
     setting = f"{options.model}, batch {options.batch}, float32, {plural(torch.get_num_threads(), 'thread')}"
     rows = [
-        [one.system, f"{one.seconds * 1e3:.0f}", f"{one.images_per_second:.2f}", f"{one.speed:.2f}"] for one in results
+        [row.system, f"{row.seconds * 1e3:.0f}", f"{row.images_per_second:.2f}", f"{row.speed:.2f}"] for row in results
     ]
     publish(setting, ["system", "ms", "images/s", f"speed / {options.against[0]}"], rows, results, options.out)
 

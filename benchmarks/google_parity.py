@@ -219,8 +219,8 @@ def main(options: Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = [compare(case, rng, dtype, Path(folder)) for case in cases()]
     rows = [
-        [one.system, one.model, *("" if x is None else f"{x:.1e}" for x in (one.read, one.written, one.resized))]
-        for one in results
+        [row.system, row.model, *("" if x is None else f"{x:.1e}" for x in (row.read, row.written, row.resized))]
+        for row in results
     ]
     setting = f"width {WIDTH}, {DEPTH} layers, {HEADS} heads: largest logit difference"
     publish(setting, ["system", "model", "read", "written", "resized"], rows, results, options.out)

@@ -102,7 +102,7 @@ def main(options: Options) -> None:
             del stream, job
     setting = f"{torch.cuda.get_device_name()}, {options.workers} workers, 500 x 375 JPEG to 224, bf16, compiled"
     rows = [
-        [one.model, f"{one.images_per_second:.0f}", f"{one.without_reading:.0f}", f"{one.busy:.1%}"] for one in results
+        [row.model, f"{row.images_per_second:.0f}", f"{row.without_reading:.0f}", f"{row.busy:.1%}"] for row in results
     ]
     publish(setting, ["model", "images/s", "without loading", "utilisation"], rows, results, options.out)
 

@@ -108,7 +108,7 @@ async def open_loop(host: str, port: int, requests: Sequence[bytes], rate: float
     free: list[Connection] = []
     tasks: set[asyncio.Task[None]] = set()
 
-    async def one(number: int) -> None:
+    async def send(number: int) -> None:
         while free and not free[-1].open:
             free.pop()
         connection = free.pop() if free else await connect(host, port)
@@ -119,7 +119,7 @@ async def open_loop(host: str, port: int, requests: Sequence[bytes], rate: float
     began, number = time.monotonic(), 0
     while (now := time.monotonic() - began) < seconds:
         while number < now * rate:
-            task = asyncio.create_task(one(number))
+            task = asyncio.create_task(send(number))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             number += 1

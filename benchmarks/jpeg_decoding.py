@@ -140,8 +140,8 @@ def main(options: Options) -> None:
     kilobytes = statistics.mean(map(len, files)) / 1e3
     setting = f"{options.width} x {options.height} JPEG of {kilobytes:.0f} kB to {options.size} pixels, 1 thread"
     rows = [
-        [one.interpolation, one.system, f"{one.milliseconds:.3f}", f"{one.images_per_second:.0f}", f"{one.speed:.2f}"]
-        for one in results
+        [row.interpolation, row.system, f"{row.milliseconds:.3f}", f"{row.images_per_second:.0f}", f"{row.speed:.2f}"]
+        for row in results
     ]
     publish(setting, ["interpolation", "system", "ms", "images/s", "speed"], rows, results, options.out)
 

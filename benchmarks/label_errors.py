@@ -1,10 +1,10 @@
-"""Label errors of CIFAR-10 that `vitreous data check --checkpoint` finds, compared with human verdicts.
+"""Label errors of CIFAR-10 that `vitreous data check --checkpoint` finds, compared with human judgements.
 
 - mturk/cifar10_mturk.json of github.com/cleanlab/label-errors: five people judged the 275 test images that its authors
-  suspected. A label counts as wrong if fewer than three confirmed it. Images that nobody judged count as correct, so
+  suspected. A label counts as wrong if fewer than three confirmed it. Images that were not judged count as correct, so
   the precision is a lower limit; `judged` is the precision among the first judged images, as many as there are errors.
-- data/CIFAR-10_human.pt of github.com/UCSC-REAL/cifar-10-100n (CIFAR-10N): labels that people gave to the training
-  images. They are used as the given labels, and are wrong if they differ from the original ones.
+- data/CIFAR-10_human.pt of github.com/UCSC-REAL/cifar-10-100n (CIFAR-10N): human annotations of the training images.
+  They are used as the given labels, and are wrong if they differ from the original labels.
 
     python -m benchmarks.label_errors dinov2s_reg4.pt --cifar10 cifar10.npz --mturk cifar10_mturk.json \\
         --human CIFAR-10_human.pt --image-size 224
@@ -113,11 +113,11 @@ def main(options: Options) -> None:
             results += rate(f"train, {key}", found, given != true)
     columns = ["labels", "ranking", "images", "errors", "agreement", "P@100", "AP", "likely", "precision", "recall"]
     rows = [
-        [one.labels, one.ranking, f"{one.images:,}", f"{one.errors:,}", f"{one.accuracy:.1%}",
-         f"{one.precision_at_100:.2f}", f"{one.average_precision:.3f}", f"{one.likely:,}",
-         f"{one.likely_precision:.1%}", f"{one.likely_recall:.1%}",
-         "" if one.judged_precision is None else f"{one.judged_precision:.1%}"]
-        for one in results
+        [row.labels, row.ranking, f"{row.images:,}", f"{row.errors:,}", f"{row.accuracy:.1%}",
+         f"{row.precision_at_100:.2f}", f"{row.average_precision:.3f}", f"{row.likely:,}",
+         f"{row.likely_precision:.1%}", f"{row.likely_recall:.1%}",
+         "" if row.judged_precision is None else f"{row.judged_precision:.1%}"]
+        for row in results
     ]  # fmt: skip
     title = f"label errors of CIFAR-10 with {options.checkpoint.name} at {options.image_size} px"
     publish(title, [*columns, "judged"], rows, results, options.out)

@@ -102,8 +102,8 @@ def measure(model: str, here: World, options: Options) -> Result:
     times: list[tuple[float, float]] = []
     for turn in range(WARM_UP + options.rounds):
         if turn % 2:  # alternate the order
-            one = seconds(mae, batch, steps)
-            pair = seconds(full, batch, steps), one
+            mae_seconds = seconds(mae, batch, steps)
+            pair = seconds(full, batch, steps), mae_seconds
         else:
             pair = seconds(full, batch, steps), seconds(mae, batch, steps)
         if turn >= WARM_UP:
@@ -112,11 +112,12 @@ def measure(model: str, here: World, options: Options) -> Result:
         sum(weight.numel() for name, weight in job.state.module.named_parameters() if name.startswith(blocks))
         for job, blocks in ((full, "encoder.blocks."), (mae, "blocks."))
     )
+    full_times, mae_times = zip(*times, strict=True)
     return Result(
         model,
-        statistics.median(one for one, _ in times),
-        statistics.median(other for _, other in times),
-        statistics.median(one / other for one, other in times),
+        statistics.median(full_times),
+        statistics.median(mae_times),
+        statistics.median(a / b for a, b in times),
         decoder / encoder,
     )
 
@@ -129,9 +130,9 @@ def main(options: Options) -> None:
     how = ("bf16" if cuda else "fp32") + (", compiled" if options.compile else "")
     setting = f"{where}, {how}, batch {options.batch_size}, {options.image_size} px, {options.mask_rate:.0%} masked"
     rows = [
-        [one.model, f"{one.full_seconds * 1e3:.1f}", f"{one.mae_seconds * 1e3:.1f}", f"{one.ratio:.2f}",
-         f"{one.decoder_share:.1%}"]
-        for one in results
+        [row.model, f"{row.full_seconds * 1e3:.1f}", f"{row.mae_seconds * 1e3:.1f}", f"{row.ratio:.2f}",
+         f"{row.decoder_share:.1%}"]
+        for row in results
     ]  # fmt: skip
     publish(setting, ["model", "full step, ms", "MAE step, ms", "full / MAE", "decoder / encoder"], rows, results,
             options.out)  # fmt: skip

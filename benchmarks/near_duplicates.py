@@ -1,8 +1,8 @@
 """Recall and precision of near duplicates that `vitreous data check --checkpoint` finds, with planted copies.
 
 Every image of a folder gets one altered copy: resized, recompressed, cropped or mirrored. A group that contains a copy
-and its original counts as found. A pair that was not planted is a false alarm, or a duplicate that was already there;
-`--out` lists these pairs for inspection.
+and its original counts as found. A pair that was not planted is a false positive or an existing duplicate; `--out`
+lists these pairs for inspection.
 
     python -m benchmarks.near_duplicates dinov2s_reg4.pt PHOTOS --image-size 224
 """
@@ -67,7 +67,7 @@ def resized(image: Image.Image, factor: float) -> Image.Image:
 
 
 def cropped(image: Image.Image, area: float, rng: random.Random) -> Image.Image:
-    """Cut out a rectangle of any position, and of an aspect ratio that differs by up to a fifth."""
+    """Crop a rectangle at a random position, with an aspect ratio that differs by up to a fifth."""
     high = min(max((area * rng.uniform(0.8, 1.25)) ** 0.5, area), 1.0)
     width, height = int(image.width * area / high), int(image.height * high)
     left, top = rng.randint(0, image.width - width), rng.randint(0, image.height - height)
@@ -125,21 +125,21 @@ def main(options: Options) -> None:
         found = sum(value >= CORRELATION for value in known)
         results.append(Result(change, copies, len(known) / copies, found / copies, min(known, default=-1.0)))
     accepted = {pair: value for pair, value in score.items() if value >= CORRELATION}
-    others = [
+    unplanted = [
         Unplanted(source.name(a), source.name(b), value)
         for (a, b), value in sorted(accepted.items(), key=lambda item: -item[1])
         if b != a + total
     ]
     highest = max((value for (a, b), value in score.items() if b != a + total and value < CORRELATION), default=-1.0)
-    rows = [[one.change, str(one.copies), *(f"{v:.1%}" for v in (one.candidates, one.found)), f"{one.lowest:.2f}"]
-            for one in results]  # fmt: skip
+    rows = [[row.change, str(row.copies), *(f"{v:.1%}" for v in (row.candidates, row.found)), f"{row.lowest:.2f}"]
+            for row in results]  # fmt: skip
     title = (
         f"{total:,} photos and as many copies, {encoder.config.image_size[0]} px: {len(pairs):,} candidate pairs, "
-        f"{len(accepted):,} accepted, {len(others):,} not planted; highest rejected correlation {highest:.2f}"
+        f"{len(accepted):,} accepted, {len(unplanted):,} not planted; highest rejected correlation {highest:.2f}"
     )
-    publish(title, ["change", "copies", "candidates", "found", "lowest"], rows, [*results, *others], options.out)
-    for one in others[:20]:
-        print(f"not planted: {one.first} = {one.second} ({one.correlation:.2f})")
+    publish(title, ["change", "copies", "candidates", "found", "lowest"], rows, [*results, *unplanted], options.out)
+    for pair in unplanted[:20]:
+        print(f"not planted: {pair.first} = {pair.second} ({pair.correlation:.2f})")
 
 
 if __name__ == "__main__":

@@ -81,8 +81,8 @@ def logits_of(model: ViT, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return model(torch.from_numpy(images)).numpy()
 
 
-def difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
-    return float(np.abs(one - other).max())
+def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    return float(np.abs(a - b).max())
 
 
 def main(options: Options) -> None:
@@ -107,11 +107,11 @@ def main(options: Options) -> None:
 
     setting = f"largest logit difference between Vitreous and Paddle {record['paddle']}, tolerance {ALLOWED:g}"
     rows = [
-        [one.model, one.format, f"{one.theirs:.1e}", f"{one.ours:.1e}", "yes" if one.passed else "NO"]
-        for one in results
+        [row.model, row.format, f"{row.theirs:.1e}", f"{row.ours:.1e}", "yes" if row.passed else "NO"]
+        for row in results
     ]
     publish(setting, ["model", "format", "Paddle file", "Vitreous file", "passed"], rows, results, options.out)
-    if not all(one.passed for one in results):
+    if not all(row.passed for row in results):
         raise SystemExit(1)
 
 

@@ -1,7 +1,7 @@
 """Foreground segmentation by the first principal component of patch features: mean IoU on Oxford-IIIT Pets.
 
-The foreground is the one that `vitreous explain` draws: the first component of each image, thresholded with Otsu's
-method, without any training. Patches are upsampled to pixels by repetition, and border pixels are ignored.
+The foreground is computed as in `vitreous explain`: the first component of each image, thresholded with Otsu's method,
+without any training. Patches are upsampled to pixels by repetition, and border pixels are ignored.
 
     python -m benchmarks.pca_foreground dinov2s_reg4.pt PETS       (PETS contains images/, masks/ and classes.txt)
 """

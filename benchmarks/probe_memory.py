@@ -129,8 +129,8 @@ def main(options: Options) -> None:
         f"{options.queries} queries, {options.device}, {plural(torch.get_num_threads(), 'thread')}"
     )
     rows = [
-        [one.probe, f"{one.top1:.1%}", f"{one.seconds:.1f}", f"{one.own:.2f}", f"{one.with_file:.2f}"]
-        for one in results
+        [row.probe, f"{row.top1:.1%}", f"{row.seconds:.1f}", f"{row.own:.2f}", f"{row.with_file:.2f}"]
+        for row in results
     ]
     publish(setting, ["probe", "top-1", "s", "own (GB)", "with file (GB)"], rows, results, options.out)
 

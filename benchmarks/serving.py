@@ -5,8 +5,8 @@ thread layouts (one forward pass on all cores, or one on each). All other phases
 JPEG files; the clients (one process, plain sockets) run on the same cores.
 
 - peak: clients with persistent connections send the next request after each response. Raw and peak alternate, so that
-  noise affects both, and medians are reported. On a machine with other load, compare CPU time instead: the model's
-  share of the CPU time that server and clients spend per image.
+  noise affects both, and medians are reported. On a machine with other load, compare CPU time instead: the fraction of
+  the CPU time of server and clients that is spent in the model.
 - overload: requests at ten times the peak rate, without waiting for responses. The accepted rate should stay near the
   peak, and all other requests should get 429 immediately. The delay of the clients shows how busy the machine is.
 - soak (--soak-minutes): the peak load for a long time, to check that the server's memory does not grow.
@@ -148,8 +148,8 @@ def steady_rate(responses: list[Response], lead: float = 3.0) -> float:
     return sum(began <= moment <= end for moment in done) / (end - began)
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(int(share * len(values)), len(values) - 1)] if values else float("nan")
+def percentile(values: list[float], fraction: float) -> float:
+    return sorted(values)[min(int(fraction * len(values)), len(values) - 1)] if values else float("nan")
 
 
 async def stopped(running: Running, requests: list[bytes], clients: int) -> tuple[int, int]:
@@ -178,7 +178,7 @@ async def soaked(running: Running, requests: list[bytes], clients: int, minutes:
 
 def measure_peak(model: torch.nn.Module, running: Running, requests: list[bytes], options: Options) -> list[Result]:
     ways = raw_rates(model, options.seconds / 8)
-    way = max(ways, key=lambda one: ways[one])
+    way = max(ways, key=lambda layout: ways[layout])
     threads, each, batch = map(int, re.findall(r"\d+", way))
     raws, peaks, alone, together, responses = [], [], [], [], []
     for _ in range(options.rounds):
@@ -215,8 +215,8 @@ def measure_overload(running: Running, requests: list[bytes], peak: float, optio
         Result("overload", "429", len(refused), ""),
         Result("overload", "429, p50 ms", 1e3 * percentile(refused, 0.5), ""),
         Result("overload", "429, p99 ms", 1e3 * percentile(refused, 0.99), "< 50"),
-        Result("overload", "client delay, p99 ms", 1e3 * percentile([one.late for one in flood], 0.99), ""),
-        Result("overload", "neither 200 nor 429", sum(one.status not in (200, 429) for one in flood), "0"),
+        Result("overload", "client delay, p99 ms", 1e3 * percentile([response.late for response in flood], 0.99), ""),
+        Result("overload", "neither 200 nor 429", sum(response.status not in (200, 429) for response in flood), "0"),
         Result("overload", "peak after overload, images/s", after, ""),
     ]
 
@@ -258,13 +258,13 @@ def main(options: Options) -> None:
             requests = [request(HOST, running.port, "/v1/classify", picture) for picture in pictures]
             uvloop.run(closed_loop(HOST, running.port, requests, options.clients, 5))
             results = measure_peak(model, running, requests, options)
-            peak = next(one.value for one in results if one.figure.startswith("images/s,"))
+            peak = next(row.value for row in results if row.figure.startswith("images/s,"))
             results += measure_overload(running, requests, peak, options)
             if options.soak_minutes:
                 results += measure_soak(running, requests, options)
             results += measure_stop(running, requests, options)
     setting = f"{options.model}, {len(os.sched_getaffinity(0))} CPU cores, {options.side}-pixel JPEG files over HTTP"
-    rows = [[one.phase, one.figure, f"{one.value:.4g}", one.wanted] for one in results]
+    rows = [[row.phase, row.figure, f"{row.value:.4g}", row.wanted] for row in results]
     publish(setting, ["phase", "metric", "measured", "target"], rows, results, options.out)
 
 

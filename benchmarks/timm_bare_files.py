@@ -62,7 +62,7 @@ def outcome(model: nn.Module, file: Path) -> str:
             found = vitreous.load(file)
         except BadCheckpoint as reason:
             return f"refused: {str(reason).replace(str(file), 'it')}"
-    warned = "warned" if any(issubclass(one.category, UserWarning) for one in caught) else "silent"
+    warned = "warned" if any(issubclass(warning.category, UserWarning) for warning in caught) else "silent"
     height, width = found.config.image_size  # smaller than in timm if patches do not cover the image
     size: tuple[int, int] = model.get_submodule("patch_embed").img_size  # type: ignore[assignment]
     images = torch.randn(2, 3, *size)

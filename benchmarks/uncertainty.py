@@ -1,7 +1,7 @@
 """Calibration error, detection of unknown images, and coverage of label sets.
 
-A classifier is calibrated on the validation split and measured on the test split. Images of another data set are the
-unknown ones. Several familiarity scores and kinds of label sets are compared. The coverage of label sets varies with
+A classifier is calibrated on the validation split and measured on the test split. The unknown images are from another
+data set. Several familiarity scores and kinds of label sets are compared. The coverage of label sets varies with
 the validation images, so it is averaged over random splits of the validation and test images. If the checkpoint has no
 head for the classes, a linear one is fitted to the features of the train split.
 
@@ -65,8 +65,8 @@ class Result:
 def main(options: Options) -> list[Result]:
     model = load_encoder(options.checkpoint, options.image_size)
     predictor = Predictor(model, options.device, batch_size=64)
-    data, others = open_data(options.data), open_data(options.unknown)
-    unknown = [source for source in (others.train, others.val, others.test) if source is not None]
+    data, unknown_data = open_data(options.data), open_data(options.unknown)
+    unknown = [source for source in (unknown_data.train, unknown_data.val, unknown_data.test) if source is not None]
     sources = (data.train, data.val, data.test or data.val, *unknown)
     train, val, test, *unlike = (cached_features(options.cache, predictor, source)[0] for source in sources)
     if model.config.labels == data.classes:
@@ -75,7 +75,7 @@ def main(options: Options) -> list[Result]:
         head = Ridge(train, len(data.classes)).at(0.1 * len(train))
     else:
         [head] = train_sgd(train, len(data.classes), [Sgd(lr=10.0, weight_decay=1e-4)])
-    features = {"val": val.features, "test": test.features, "unknown": torch.cat([one.features for one in unlike])}
+    features = {"val": val.features, "test": test.features, "unknown": torch.cat([part.features for part in unlike])}
     logits = {split: head(values).float() for split, values in features.items()}
     calibration = calibrate_scores(logits["val"], val.labels)
     return [
@@ -184,5 +184,5 @@ if __name__ == "__main__":
     options = tyro.cli(Options, description=__doc__)
     results = main(options)
     setting = f"{options.checkpoint.name}: {options.data}, unknown images from {options.unknown}"
-    rows = [(one.quantity, one.method, f"{one.value:.4f}", one.note) for one in results]
+    rows = [(row.quantity, row.method, f"{row.value:.4f}", row.note) for row in results]
     publish(setting, ("", "method", "value", ""), rows, results, options.out)

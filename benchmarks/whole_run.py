@@ -1,7 +1,7 @@
 """Throughput of whole training runs, compared with that of the training step alone.
 
-A run is what `vitreous train` does on a folder of JPEG files: it decodes the images, compiles the model's blocks if
-that pays off, trains, evaluates, and writes checkpoints and the report. Its throughput is the number of training images
+A run of `vitreous train` on a folder of JPEG files decodes the images, compiles the model's blocks if that makes the
+run shorter, trains, evaluates, and writes checkpoints and the report. Its throughput is the number of training images
 divided by all seconds after the set-up. The step alone repeats one batch of noise that is already on the device, with
 the same model, augmentation and optimizer: not compiled, with compiled blocks, and compiled as a whole (on a GPU).
 There is one validation image for 20 training images.
@@ -153,15 +153,15 @@ def main(options: Options) -> None:
     where = torch.cuda.get_device_name() if options.device == "cuda" else plural(torch.get_num_threads(), "CPU thread")
     rows = [
         [
-            one.model,
-            ", ".join(f"{way} {speed:,.0f}" for way, speed in one.steps.items()),
-            ", ".join(f"{way} {seconds:.1f}" for way, seconds in one.compile_seconds.items()),
-            f"{one.run:,.0f} ({one.compiled})",
-            f"{one.fraction:.0%}",
-            f"{one.fraction_after_compile:.0%}",
-            " ".join(f"{phase} {seconds:.1f}" for phase, seconds in one.seconds_by_phase.items()),
+            row.model,
+            ", ".join(f"{way} {speed:,.0f}" for way, speed in row.steps.items()),
+            ", ".join(f"{way} {seconds:.1f}" for way, seconds in row.compile_seconds.items()),
+            f"{row.run:,.0f} ({row.compiled})",
+            f"{row.fraction:.0%}",
+            f"{row.fraction_after_compile:.0%}",
+            " ".join(f"{phase} {seconds:.1f}" for phase, seconds in row.seconds_by_phase.items()),
         ]
-        for one in results
+        for row in results
     ]
     columns = ["model", "step, images/s", "compile, s", "run, images/s", "run / step", "after compiling", "seconds"]
     publish(f"{where}, JPEG files of 224 to 300 pixels", columns, rows, results, options.out)

@@ -179,9 +179,9 @@ def main(options: Options) -> list[Result]:
 
     results = [compare(method, options) for method in METHODS]
     rows = [
-        [one.pretraining, str(one.epochs), f"{one.seconds:.0f}", str(one.finetune_epochs),
-         f"{one.finetune_seconds:.0f}", f"{one.top1:.2%}"]
-        for one in results
+        [row.pretraining, str(row.epochs), f"{row.seconds:.0f}", str(row.finetune_epochs),
+         f"{row.finetune_seconds:.0f}", f"{row.top1:.2%}"]
+        for row in results
     ]  # fmt: skip
     columns = ["pre-training", "epochs", "s", "fine-tuning epochs", "s", "top-1"]
     publish(f"{options.model} on {options.data}", columns, rows, results, options.out / "results.json")

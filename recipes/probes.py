@@ -113,7 +113,7 @@ def probe(name: str, model: ViT | ResNet, data: str, options: Options) -> Row:
 def table(row: Row) -> dict[str, str]:
     """Return the table cells of a row by column, with the linear probes in a fixed order."""
     cells = {}
-    for result in sorted(row.results, key=lambda one: one.method if isinstance(one, LinearResult) else ""):
+    for result in sorted(row.results, key=lambda result: result.method if isinstance(result, LinearResult) else ""):
         match result:
             case KnnResult():
                 cells[f"{result.neighbours}-NN"] = f"{100 * result.top1:.1f}"
@@ -131,7 +131,7 @@ def main(options: Options) -> list[Row]:
     cells = [table(row) for row in rows]
     size = " x ".join(map(str, learned.config.image_size))
     setting = f"top-1 in % with frozen features ({options.features}), {size} pixels"
-    publish(setting, list(cells[0]), [list(one.values()) for one in cells], rows, options.out)
+    publish(setting, list(cells[0]), [list(row.values()) for row in cells], rows, options.out)
     return rows
 
 

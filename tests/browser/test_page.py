@@ -164,7 +164,7 @@ def test_a_link_to_a_dropped_image_asks_for_the_image(open_page: Any, site: str)
     settled(page)
     page.wait_for_timeout(300)
     again = open_page(page.url)
-    expect(again.locator(".dropzone")).to_contain_text("was not shared")
+    expect(again.locator(".dropzone")).to_contain_text("Drop the same image")
     drop(again, sample_image(seed=5))
     answered(again)
     settled(again)
@@ -268,7 +268,7 @@ def test_hovering_redraws_without_a_request(open_page: Any, site: str, watch: An
 
 
 @pytest.mark.parametrize("unknown", [True, False, None])
-def test_an_unknown_image_is_pointed_out(open_page: Any, site: str, unknown: bool | None) -> None:
+def test_an_unknown_image_is_marked(open_page: Any, site: str, unknown: bool | None) -> None:
     page = open_page(site)
 
     def answer(route: Any) -> None:

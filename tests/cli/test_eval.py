@@ -34,7 +34,7 @@ def test_flags_are_the_arguments_of_the_function(
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["nowhere", "--data", "digits"], 1, "there is no checkpoint nowhere"),
+        (["nowhere", "--data", "digits"], 1, "checkpoint nowhere not found"),
         (["x", "--data", "digits", "--cache", "y"], 2, "cache is y, but it only has an effect with"),
         (["x", "--data", "digits", "--probe", "linear", "--shots", "5"], 2, "effect with --probe fewshot"),
         (["x", "--data", "digits", "--probe", "fewshot", "--neighbours", "5"], 2, "effect with --probe knn"),

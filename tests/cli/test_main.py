@@ -38,7 +38,7 @@ def test_a_repeated_set_keeps_every_field(
     assert given == [{"registers": 4, "num_heads": 3}]
 
 
-def test_a_misspelt_command_is_answered_with_the_right_one(command: CommandLine) -> None:
+def test_a_misspelt_command_gets_a_suggestion(command: CommandLine) -> None:
     done = command("inof")
     assert done.returncode == 2
     assert "unknown command 'inof' (did you mean 'info'?)" in done.stderr
@@ -52,7 +52,7 @@ def test_a_misspelt_command_is_answered_with_the_right_one(command: CommandLine)
         (["data", "pictures/"], "vitreous data check pictures/"),
     ],
 )
-def test_data_without_its_flag_is_answered_with_the_flag(words: list[str], answer: str, command: CommandLine) -> None:
+def test_error_for_data_without_its_flag_names_the_flag(words: list[str], answer: str, command: CommandLine) -> None:
     done = command(*words)
     assert done.returncode == 2
     assert answer in done.stderr

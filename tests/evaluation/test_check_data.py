@@ -117,7 +117,7 @@ def test_image_unlike_all_others_is_an_outlier(tmp_path: Path, model: vitreous.V
     assert suspicions.outliers[0].name == "a/stripes.png"
 
 
-def test_dark_16_bit_images_are_told_apart(tmp_path: Path, model: vitreous.ViT) -> None:
+def test_dark_16_bit_images_are_distinguished(tmp_path: Path, model: vitreous.ViT) -> None:
     """Without their value range, all these images would be nearly black, and equal to the model."""
     for index in range(30):
         path = tmp_path / "data" / ("ab"[index % 2]) / f"{index}.png"
@@ -132,7 +132,7 @@ def test_dark_16_bit_images_are_told_apart(tmp_path: Path, model: vitreous.ViT) 
     assert model.config.preprocessing.value_range is None
 
 
-def test_data_without_a_model_has_no_suspicions(folder: Path) -> None:
+def test_data_without_a_model_has_no_model_findings(folder: Path) -> None:
     report = vitreous.check_data(str(folder))
     assert report.suspicions is None
     assert report.problems == 1

@@ -118,7 +118,7 @@ def test_a_class_without_images_is_never_predicted_and_one_with_a_single_image_m
         Classifier.fit(Statistics.of(data.pick(torch.arange(4)), 4))
 
 
-def test_the_sample_is_bounded_and_does_not_favour_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_is_bounded_and_unbiased(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discriminant, "SAMPLE", 40)
     data = clusters(n=400)
     whole = Statistics.of(data, 4)

@@ -115,7 +115,7 @@ def test_invalid_or_unused_options_are_rejected(
         evaluated(checkpoint(tmp_path), images, **options)
 
 
-def test_a_model_without_a_head_is_pointed_to_probes(images: Path) -> None:
+def test_error_for_a_model_without_a_head_names_the_probes(images: Path) -> None:
     with pytest.raises(ValueError, match=r"has no head: .* --probe knn, linear or fewshot"):
         evaluated(build(configure("ViT-Lite-6/4", 0, 8, FIELDS)), images)
 

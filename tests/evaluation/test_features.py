@@ -101,7 +101,7 @@ def test_bfloat16_features_are_stored_as_float16() -> None:
     assert torch.nn.functional.cosine_similarity(exact.features, half.features.float()).min() > 0.99
 
 
-def test_features_that_are_not_numbers_are_counted() -> None:
+def test_features_that_are_not_finite_are_counted() -> None:
     model = random_model()
     assert isinstance(model.norm.weight, torch.Tensor)
     torch.nn.init.constant_(model.norm.weight, torch.nan)

@@ -102,7 +102,7 @@ def test_attention_maps_do_not_depend_on_the_chunk_size(monkeypatch, small: ViTC
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_lens_of_the_last_layer_is_the_models_answer(small: ViTConfig, kind: str) -> None:
+def test_the_lens_of_the_last_layer_equals_the_models_logits(small: ViTConfig, kind: str) -> None:
     model = of_kind(small, kind)
     captured = capture(model, IMAGES)
     lens = captured.lens()

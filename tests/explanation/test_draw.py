@@ -139,7 +139,7 @@ def test_the_image_outside_of_the_region_is_dimmed(canvas: Canvas) -> None:
     assert (drawn[rows, columns] == inside).all(axis=-1).mean() > 0.7  # all but the lines
 
 
-def test_overlays_show_much_bright_and_signs_in_colours(canvas: Canvas) -> None:
+def test_overlays_are_bright_for_high_values_and_coloured_by_sign(canvas: Canvas) -> None:
     values = np.zeros((7, 7), dtype=np.float32)
     values[3, 5], values[3, 1] = 1, -1
     rows, columns = canvas.region.pixels()
@@ -182,7 +182,7 @@ def test_tiles_keep_the_aspect() -> None:
     assert tile_for((1, 3), 9) == (3, 9)
 
 
-def test_a_sheet_has_tiles_names_and_no_ground() -> None:
+def test_a_sheet_has_tiles_labels_and_a_transparent_background() -> None:
     one, other = np.full((2, 3, 3), 10, dtype=np.uint8), np.full((2, 3, 3), 200, dtype=np.uint8)
     plain = np.asarray(sheet([[one, other], [other]], (20, 30)))
     assert plain.shape == (46, 66, 4)

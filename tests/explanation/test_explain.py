@@ -52,7 +52,7 @@ def test_images_are_accepted_in_every_form(small: ViTConfig, sample_image: Path)
     assert larger.maps["rollout"].shape == (6, 8)
 
 
-def test_answers_that_are_not_numbers_are_an_error(small: ViTConfig, sample_image: Path) -> None:
+def test_results_that_are_not_finite_are_an_error(small: ViTConfig, sample_image: Path) -> None:
     model = of_kind(small, "class token")
     with torch.no_grad():
         model.head.weight.fill_(float("nan"))

@@ -52,7 +52,7 @@ def test_a_map_of_another_grid_is_an_error(small: ViTConfig) -> None:
         faithfulness(capture(planted(small, "class token"), sample_image()), SHOWN, torch.rand(4, 3))
 
 
-def test_it_can_be_stopped_between_batches(small: ViTConfig) -> None:
+def test_computation_can_be_stopped_between_batches(small: ViTConfig) -> None:
     captured, order = capture(planted(small, "class token"), sample_image()), torch.rand(3, 4)
     times: list[int] = []
     found = faithfulness(captured, SHOWN, order, batch_size=5, between=lambda: times.append(1))

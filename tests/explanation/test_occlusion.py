@@ -47,7 +47,7 @@ def test_fills(small: ViTConfig) -> None:
     assert spread[15, 22] / spread[15, 20] == pytest.approx(0.6065, abs=1e-3)
 
 
-def test_a_class_that_does_not_exist_is_an_error(small: ViTConfig) -> None:
+def test_an_unknown_class_is_an_error(small: ViTConfig) -> None:
     with pytest.raises(ValueError, match=r"target .*from 0 to 4"):
         occlusion(capture(of_kind(small, "class token"), sample_image()), 9)
 
@@ -67,7 +67,7 @@ def after(steps: int) -> Callable[[], None]:
     return between
 
 
-def test_it_can_be_stopped_between_batches(small: ViTConfig) -> None:
+def test_computation_can_be_stopped_between_batches(small: ViTConfig) -> None:
     model = of_kind(small, "class token")
     passes = []
     model.patches.register_forward_hook(lambda *_: passes.append(1))

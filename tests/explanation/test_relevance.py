@@ -55,7 +55,7 @@ def test_each_class_and_each_image_has_its_own_map(small: ViTConfig, kind: str) 
     assert not torch.allclose(relevance(captured, 0), relevance(captured, 1))
 
 
-def test_a_class_that_does_not_exist_is_an_error(small: ViTConfig) -> None:
+def test_an_unknown_class_is_an_error(small: ViTConfig) -> None:
     model = of_kind(small, "class token")
     with pytest.raises(ValueError, match=r"target .*from 0 to 4"):
         relevance(capture(model, sample_image()), 5)

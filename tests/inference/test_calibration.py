@@ -47,7 +47,7 @@ def test_the_temperature_minimises_the_loss() -> None:
     assert min(loss, key=lambda t: loss[t]) == best
 
 
-def test_few_correct_images_do_not_suggest_certainty() -> None:
+def test_few_correct_images_do_not_give_full_confidence() -> None:
     logits = 3 * torch.eye(4)
     probabilities = (logits / fit_temperature(logits, torch.arange(4))).softmax(1).diagonal()
     assert probabilities.max() == pytest.approx(5 / 6, abs=1e-3)  # as in Platt scaling
@@ -89,7 +89,7 @@ def test_at_most_the_given_fraction_of_values_is_below_a_quantile(values: list[f
 
 @pytest.mark.parametrize("coverage", [0.8, 0.9, 0.97])
 @pytest.mark.parametrize("sharpness", [0.1, 1.0, 5.0])
-def test_label_sets_have_the_coverage_whatever_the_scores(sharpness: float, coverage: float) -> None:
+def test_label_sets_have_the_coverage_for_any_scores(sharpness: float, coverage: float) -> None:
     covered = []
     for seed in range(5):
         logits, labels = sampled(1000, classes=5, seed=seed)

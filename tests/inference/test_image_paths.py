@@ -33,7 +33,7 @@ def found(*arguments: str) -> list[str]:
     return [path.as_posix() for path in expand(arguments)]
 
 
-def test_a_file_is_used_whatever_its_name() -> None:
+def test_a_file_is_read_regardless_of_its_name() -> None:
     assert found("odd.data", "c[1].jpeg", "b/2.PNG", ".hidden/y.jpg") == [
         "odd.data",
         "c[1].jpeg",
@@ -75,7 +75,7 @@ def test_paths_are_read_from_standard_input(monkeypatch: pytest.MonkeyPatch, sep
 
 def test_paths_from_standard_input_are_not_globs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"b/*.jpg")))
-    with pytest.raises(ValueError, match=r"no file or folder 'b/\*.jpg'"):
+    with pytest.raises(ValueError, match=r"'b/\*.jpg' not found"):
         found("-")
 
 
@@ -87,13 +87,13 @@ def test_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("b/10.jgp", r"there is no file or folder 'b/10.jgp' \(did you mean '10.jpg'\?\)$"),
+        ("b/10.jgp", r"'b/10.jgp' not found \(did you mean '10.jpg'\?\)$"),
         (
             "a/deeep/er/x.webp",
-            r"no file or folder 'a/deeep/er/x.webp': 'a/deeep' does not exist \(did you mean 'deep'\?\)",
+            r"'a/deeep/er/x.webp' not found: 'a/deeep' does not exist \(did you mean 'deep'\?\)",
         ),
-        ("nothing-like-it", r"there is no file or folder 'nothing-like-it'$"),
-        ("b/10.jpg/x", r"there is no file or folder 'b/10.jpg/x'$"),
+        ("nothing-like-it", r"'nothing-like-it' not found$"),
+        ("b/10.jpg/x", r"'b/10.jpg/x' not found$"),
         ("b/*.gif", r"no files match 'b/\*.gif'$"),
         ("empty", r"no images found in 'empty'; supported extensions are .*\.jpeg, \.jpg"),
         ("*.data", r"no images found in '\*.data'"),
@@ -109,7 +109,7 @@ def test_no_argument_is_an_error() -> None:
         found()
 
 
-# ---- Pictures beside masks -------------------------------------------------------------------------------------------
+# ---- Images beside masks ---------------------------------------------------------------------------------------------
 
 
 def make(*names: str) -> None:

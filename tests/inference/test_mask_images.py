@@ -36,7 +36,7 @@ def test_masks_use_the_ids_of_the_data_and_the_colours_of_the_classes(tmp_path: 
 
 
 @pytest.mark.parametrize(("count", "distance"), [(12, 0.15), (60, 0.08), (254, 0.04)])
-def test_colours_differ_to_the_eye(count: int, distance: float) -> None:
+def test_colours_are_perceptually_distinct(count: int, distance: float) -> None:
     """Oklab distances; 0.02 is about the smallest that one can see. Pascal VOC's colours have 0.03, 0.02 and 0.004."""
     lab = to_oklab(palette(background=0)[: count + 1] / 255)
     assert min(np.linalg.norm(a - b) for a, b in combinations(lab, 2)) > distance

@@ -52,7 +52,7 @@ def test_an_input_that_is_not_an_image_raises_type_error(photos: list[Path]) -> 
         Predictor(random_model("class token"))([photos[0], 3])  # type: ignore[list-item]
 
 
-def test_outputs_that_are_not_numbers_are_errors(photos: list[Path]) -> None:
+def test_outputs_that_are_not_finite_are_errors(photos: list[Path]) -> None:
     model = colour_model()
     with torch.no_grad():
         model.head.bias[0] = float("nan")
@@ -64,7 +64,7 @@ def test_outputs_that_are_not_numbers_are_errors(photos: list[Path]) -> None:
     }
 
 
-def test_invalid_models_and_options_are_rejected_at_once() -> None:
+def test_invalid_models_and_options_are_rejected_immediately() -> None:
     config = RANDOM["class token"]
     headless = build(dataclasses.replace(config, num_classes=0))
     with pytest.raises(ValueError, match="no classification head"):

@@ -94,7 +94,7 @@ def test_windows_of_a_batch_equal_those_of_each_image(model: Segmenter) -> None:
     torch.testing.assert_close(slide(model, images), torch.cat([slide(model, image[None]) for image in images]))
 
 
-def test_scores_that_are_not_numbers_give_an_error(model: Segmenter) -> None:
+def test_scores_that_are_not_finite_give_an_error(model: Segmenter) -> None:
     torch.nn.init.constant_(next(model.decoder.parameters()), float("nan"))
     [answer] = SegmentPredictor(model, device="cpu")(noise(24, 32))
     assert answer.error == "the model's output contains NaN or infinity"
@@ -118,7 +118,7 @@ def test_with_flip_a_mirrored_image_has_the_mirrored_mask(model: Segmenter) -> N
         ({"batch_size": 2.5}, "batch_size"),
     ],
 )
-def test_invalid_options_are_rejected_at_once(option: dict[str, Any], message: str, small: ViTConfig) -> None:
+def test_invalid_options_are_rejected_immediately(option: dict[str, Any], message: str, small: ViTConfig) -> None:
     model = build_segmenter(SegmenterConfig(dataclasses.replace(small, num_classes=0)))
     with pytest.raises(BadValue, match=message):
         SegmentPredictor(model, device="cpu", **option)

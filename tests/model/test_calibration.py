@@ -31,7 +31,7 @@ def test_a_config_of_an_earlier_version_has_no_calibration(small: ViTConfig) -> 
 
 
 @pytest.mark.parametrize("config", [ViTConfig(), ResNetConfig()])
-def test_other_classes_and_image_sizes_drop_it(config: Any) -> None:
+def test_other_classes_and_image_sizes_drop_the_calibration(config: Any) -> None:
     calibrated = dataclasses.replace(config, calibration=FOUND)
     assert calibrated.resized(config.image_size).calibration == FOUND
     assert calibrated.resized((448, 448)).calibration is None

@@ -16,7 +16,7 @@ def clusters(count: int, width: int = 6, classes: int = 4) -> tuple[Tensor, Tens
     return torch.randn(count, width) @ mixing + means[labels], labels
 
 
-def test_it_is_the_mahalanobis_distance_to_the_nearest_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_is_the_mahalanobis_distance_to_the_nearest_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitreous.model.familiarity.SHRINKAGE", 0.0)
     features, labels = clusters(200)
     queries, rows = torch.randn(10, 6).double(), features.double()

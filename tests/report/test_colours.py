@@ -19,7 +19,7 @@ def test_lightness_rises_evenly() -> None:
     assert lightness(heat())[-1] > 92
 
 
-def test_signs_are_alike_in_lightness_and_apart_in_colour() -> None:
+def test_positive_and_negative_colours_have_equal_lightness() -> None:
     table = signed()
     np.testing.assert_allclose(lightness(table), lightness(table)[::-1], atol=6)
     assert lightness(table).argmax() in (127, 128)
@@ -34,7 +34,7 @@ def test_paint_and_css_agree() -> None:
     assert f"#{bytes(ends[0]).hex()}" in css(heat())
 
 
-def test_shades_are_even_to_the_eye() -> None:
+def test_shades_are_perceptually_uniform() -> None:
     steps = -np.diff(lightness(shades()(np.linspace(0, 1, 21))[:, :3]))
     assert lightness(shades()(np.array([0.0, 1.0]))[:, :3]).round().tolist() == pytest.approx([97, 25], abs=5)
     assert steps.min() > 0.8 * steps.mean()

@@ -22,7 +22,7 @@ def test_long_names_keep_both_ends() -> None:
     assert len(one) == len(two) == 20
 
 
-def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     assert not style.can_draw()
     with pytest.raises(ValueError, match=r"pip install \"vitreous\[plot\]\""), style.drawing(tmp_path / "x.png", 1, 1):

@@ -182,7 +182,7 @@ def test_slow_uploads_time_out(live: Live, path: str) -> None:
         b"POST /v1/embed HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
-def test_invalid_http_is_answered_with_4xx(live: Live, data: bytes) -> None:
+def test_invalid_http_gives_4xx(live: Live, data: bytes) -> None:
     answer = live.send(data)
     assert 400 <= answer.status < 500
     assert answer.code
@@ -197,7 +197,7 @@ def test_disconnecting_clients_do_not_affect_others(live: Live) -> None:
     assert live.request("POST", "/v1/classify", PNG).status == 200
 
 
-def test_pipelined_requests_are_answered_in_order(live: Live) -> None:
+def test_pipelined_requests_get_responses_in_order(live: Live) -> None:
     head = f"POST /v1/classify?top=%d HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(PNG)}\r\n\r\n"
     with socket.create_connection((HOST, live.port), timeout=30) as connection:
         for top in (1, 2):
@@ -209,7 +209,7 @@ def test_pipelined_requests_are_answered_in_order(live: Live) -> None:
     assert counts == [1, 2]
 
 
-def test_no_5xx_and_no_leak_after_all_of_these(live: Live) -> None:
+def test_no_5xx_and_no_leak_after_all_bad_requests(live: Live) -> None:
     assert live.request("POST", "/v1/classify", JPEG, "image/jpeg").status == 200
     figures = live.request("GET", "/metrics").body.decode()
     assert not [line for line in figures.splitlines() if 'status="5' in line and "/readyz" not in line]

@@ -120,7 +120,7 @@ def test_a_failed_batch_is_logged_and_the_threads_continue(caplog: pytest.LogCap
     assert "out of memory" in caplog.text
 
 
-def test_a_full_queue_is_answered_with_429() -> None:
+def test_a_full_queue_gives_429() -> None:
     record = Recorder(held=True)
 
     async def use(scheduler: Scheduler) -> list[Any]:
@@ -173,7 +173,7 @@ def test_large_images_are_computed_one_at_a_time_while_small_ones_pass() -> None
     assert large.batches == [[number] for number in range(16)]
 
 
-def test_large_images_may_fill_only_a_part_of_the_queue() -> None:
+def test_large_images_may_fill_only_a_fraction_of_the_queue() -> None:
     record = Recorder(held=True)
 
     async def use(scheduler: Scheduler) -> list[Any]:
@@ -293,7 +293,7 @@ def test_short_computations_run_between_the_steps_of_a_long_one() -> None:
     with_scheduler(use)
 
 
-def test_computations_do_not_hold_up_batches() -> None:
+def test_computations_do_not_delay_batches() -> None:
     async def use(scheduler: Scheduler) -> None:
         gate = Gate()
         first = start(scheduler, "gate", gate.work, Priority.LONG)
@@ -327,7 +327,7 @@ def test_requests_with_the_same_key_share_a_computation() -> None:
     with_scheduler(use, room=8)
 
 
-def test_a_full_queue_of_computations_is_answered_with_429() -> None:
+def test_a_full_queue_of_computations_gives_429() -> None:
     async def use(scheduler: Scheduler) -> None:
         gate = Gate()
         first = start(scheduler, "gate", gate.work)
@@ -371,7 +371,7 @@ def test_a_cancelled_computation_stops_at_its_next_step_or_never_begins() -> Non
     with_scheduler(use)
 
 
-def test_a_computation_continues_while_one_request_waits() -> None:
+def test_a_computation_continues_if_one_request_still_waits() -> None:
     async def use(scheduler: Scheduler) -> None:
         gate = Gate()
         cancelled, stays = (start(scheduler, "same", gate.work, Priority.LONG) for _ in range(2))
@@ -475,7 +475,7 @@ def test_free_memory_between_used_blocks_is_returned_to_the_system() -> None:
 
 
 @needs_glibc
-def test_memory_is_trimmed_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_trimmed_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("vitreous.serving.batch_queue.time.monotonic", lambda: now[0])
     trimmer, calls = MemoryTrimmer(every=10), []

@@ -187,7 +187,7 @@ def request(code: str) -> bytes:
 
 
 @pytest.mark.parametrize("code", EARLY)
-def test_early_answers_arrive(live: Live, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_responses_arrive(live: Live, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connection: close must not reset the connection while the client is still sending, or it loses the answer."""
     monkeypatch.setattr(Scheduler, "full", property(lambda _: code == "busy"))
     monkeypatch.setattr(connections, "LINGER_SECONDS", 10.0)
@@ -196,7 +196,7 @@ def test_early_answers_arrive(live: Live, code: str, monkeypatch: pytest.MonkeyP
     assert [(answer.status, answer.code) for answer in answers] == [(EARLY[code][2], code)] * 8
 
 
-def test_missing_keys_are_answered_early(served: list[ServedModel]) -> None:
+def test_missing_keys_are_rejected_before_the_body_is_read(served: list[ServedModel]) -> None:
     with in_thread(served, Settings(api_key="sesame")) as live:
         assert send_all(live, request("busy")).code == "unauthorized"
 

@@ -131,21 +131,21 @@ def test_requests_from_other_websites_are_accepted_with_the_key(served: list[Ser
         assert live.request("POST", "/v1/classify", PNG, X_API_Key="sesame", **foreign).status == 200
 
 
-def test_any_name_is_accepted_on_other_addresses(served: list[ServedModel]) -> None:
+def test_any_host_name_is_accepted_on_other_addresses(served: list[ServedModel]) -> None:
     with in_thread(served, Settings(host="0.0.0.0")) as live:
         assert response_for(live, "pictures.example") == (200, "")
     with TestClient(create_app(served, Settings()), base_url="http://pictures.example") as client:
         assert client.get("/v1/model").status_code == 200
 
 
-def test_any_name_is_accepted_with_the_key(served: list[ServedModel]) -> None:
+def test_any_host_name_is_accepted_with_the_key(served: list[ServedModel]) -> None:
     with in_thread(served, Settings(api_key="sesame")) as live:
         head = b"GET /v1/model HTTP/1.1\r\nHost: pictures.example\r\n"
         assert live.send(head + b"X-API-Key: sesame\r\n\r\n").status == 200
         assert live.send(head + b"\r\n").status == 401
 
 
-def test_errors_have_the_headers_of_all_answers(served: list[ServedModel]) -> None:
+def test_errors_have_the_headers_of_all_responses(served: list[ServedModel]) -> None:
     with in_thread(served, Settings(api_key="sesame")) as live:
         right, refused = live.request("GET", "/v1/model", X_API_Key="sesame"), live.request("GET", "/v1/model")
     assert (right.status, refused.status) == (200, 401)

@@ -46,7 +46,7 @@ def test_no_accepted_request_is_lost(checkpoint: Path, order: signal.Signals) ->
     assert all(json.loads(answer.body)["predictions"] for answer in found)
 
 
-def test_an_upload_that_has_begun_is_answered(checkpoint: Path) -> None:
+def test_an_upload_that_has_begun_gets_a_response(checkpoint: Path) -> None:
     question = request(HOST, 0, "/v1/classify", JPEG)
     with process([checkpoint]) as live, socket.create_connection((HOST, live.port), timeout=30) as connection:
         assert live.process is not None

@@ -339,7 +339,7 @@ def test_joined_processes_equal_one_predictor(ranks: int) -> None:
     assert torch.equal(joined.losses, alone.losses)
 
 
-def test_scores_that_are_not_numbers_are_an_error() -> None:
+def test_scores_that_are_not_finite_are_an_error() -> None:
     model = random_model("class token")
     nn.init.constant_(model.head.bias, torch.nan)  # type: ignore[arg-type]
     source = ArraySource(np.zeros((3, 30, 40, 3), np.uint8), np.arange(3), tuple("abcdefg"), "set")

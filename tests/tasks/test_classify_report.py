@@ -65,7 +65,7 @@ def test_calibration_is_described_in_words(sharpness: float, words: str) -> None
     assert f"{100 * answered.metrics()['ece']:.1f} percentage points" in html
 
 
-def test_a_plot_is_shown_where_there_is_one(tmp_path: Path) -> None:
+def test_plots_are_shown_if_they_exist(tmp_path: Path) -> None:
     (tmp_path / "x.svg").write_text("<svg/>")
     for section in (sections.confusion, sections.calibration):
         assert "<img" in "".join(section(evaluation(20, 4), tmp_path / "x.svg"))

@@ -151,7 +151,7 @@ def test_damaged_statistics_are_reported(fruit: Fruit, tmp_path: Path) -> None:
         vitreous.load(tmp_path / "copy")
 
 
-def test_an_ordinary_classifier_is_refused_with_the_command_that_helps(tmp_path: Path, fruit: Fruit) -> None:
+def test_error_for_another_classifier_names_the_command(tmp_path: Path, fruit: Fruit) -> None:
     vitreous.save(build(configure("ViT-Lite-6/4", 3, 8, SMALL)), tmp_path / "plain")
     with pytest.raises(ValueError, match=r"vitreous train .* --train-only lda"):
         vitreous.extend(tmp_path / "plain", fruit.more, tmp_path / "out", device="cpu")

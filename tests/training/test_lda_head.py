@@ -129,7 +129,7 @@ def test_the_checkpoint_is_served(run: vitreous.Run) -> None:
     assert predictions[0]["label"] in run.model.config.labels
 
 
-def test_unreadable_images_are_left_out(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_images_are_omitted(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_report(monkeypatch)
     rng = np.random.default_rng(0)
     for split in ("train", "val"):

@@ -76,7 +76,7 @@ def test_signals_are_recorded_and_handlers_restored(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_a_second_interrupt_stops_at_once() -> None:
+def test_a_second_interrupt_stops_immediately() -> None:
     with stop_signals():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):

@@ -16,7 +16,7 @@ class Clock:
         return self.now
 
 
-def test_inner_phases_interrupt_outer_ones() -> None:
+def test_inner_phases_pause_outer_phases() -> None:
     clock = Clock()
     phases = PhaseTimer(clock)
     clock.now += 1
@@ -33,7 +33,7 @@ def test_inner_phases_interrupt_outer_ones() -> None:
     assert phases.seconds()["report"] == 1
 
 
-def test_waiting_for_batches_belongs_to_the_data() -> None:
+def test_waiting_for_batches_counts_as_data_time() -> None:
     clock = Clock()
     phases = PhaseTimer(clock)
     zero = torch.zeros(1, dtype=torch.long)

@@ -114,7 +114,7 @@ def test_run_starts_from_the_chosen_weights(
     assert '"init": "dinov2-s"' in (tmp_path / "run" / "config.json").read_text()
 
 
-def test_catalog_name_as_model_is_answered_with_init() -> None:
+def test_error_for_a_catalog_name_as_model_names_init() -> None:
     with pytest.raises(BadValue, match=r"model is 'dinov2-s', but must be a preset; .* --init dinov2-s"):
         vitreous.train(data="digits", model="dinov2-s")
 
@@ -134,7 +134,7 @@ def test_advice_names_the_command() -> None:
 
 
 @pytest.mark.parametrize("count", [100, 9_000])
-def test_preset_with_pretrained_weights_is_answered_with_their_name(count: int) -> None:
+def test_error_for_a_preset_names_its_pretrained_weights(count: int) -> None:
     advice = chosen(count, 200, model="DINOv2-S/14-reg").advice
     assert "--init dinov2-s-reg" in advice
     assert ("are few" in advice) == (count == 100)

@@ -126,7 +126,7 @@ def test_finished_runs_are_not_estimated() -> None:
     assert shown(console).splitlines() == ["epoch 1/1  loss 1.000  val top-1 91.2%"]
 
 
-def test_a_resumed_run_counts_from_where_it_is() -> None:
+def test_a_resumed_run_counts_from_its_step() -> None:
     console, clock = screen(terminal=False), Clock()
     run(ProgressDisplay(100, 10, 10, start_step=55, console=console, clock=clock), clock, seconds=60)
     lines = shown(console).splitlines()
@@ -233,7 +233,7 @@ def test_a_narrow_output_encoding_does_not_stop_the_run() -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_quiet_shows_nothing(terminal: bool) -> None:
+def test_quiet_display_prints_nothing(terminal: bool) -> None:
     console, clock = screen(terminal), Clock()
     progress = ProgressDisplay(60, 20, 3, quiet=True, console=console, clock=clock)
     run(progress, clock, seconds=10)

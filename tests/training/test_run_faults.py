@@ -95,7 +95,7 @@ def die_during(work: Callable[[], None], operation: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", [True, False])
-def test_death_at_any_operation_leaves_a_checkpoint(
+def test_kill_at_any_operation_leaves_a_checkpoint(
     exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not exchange:
@@ -120,7 +120,7 @@ def test_death_at_any_operation_leaves_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_run_that_died_between_two_renames_is_resumed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_killed_between_two_renames_is_resumed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "last").rename(run / ".last.old")
     train(resumed(run))
     assert "this run is finished" in capsys.readouterr().out
@@ -275,7 +275,7 @@ def test_a_damaged_file_is_named_in_one_line(name: str, content: str, message: s
     assert "\n" not in str(error.value)
 
 
-def test_a_flipped_byte_is_noticed(run: Path) -> None:
+def test_a_flipped_byte_is_detected(run: Path) -> None:
     here = World(0, 1, torch.device("cpu"))
     for file in sorted(path for path in (run / "last").rglob("*") if path.is_file() and path.suffix != ".md"):
         content = file.read_bytes()
@@ -463,7 +463,7 @@ def test_a_file_system_without_locks_is_warned_about(run: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     "name", ["best/thesis.txt", "last/thesis.txt", "metrics.json", "step-00000011/notes", "report.html"]
 )
-def test_a_folder_with_files_of_others_is_rejected(name: str, tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_is_rejected(name: str, tmp_path: Path) -> None:
     (tmp_path / "run" / name).parent.mkdir(parents=True)
     (tmp_path / "run" / name).write_text("mine")
     with pytest.raises(ValueError, match=f"already contains {Path(name).parts[0]}"):
@@ -472,7 +472,7 @@ def test_a_folder_with_files_of_others_is_rejected(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_files_of_others_survive_saves_and_the_removal_of_old_copies(tmp_path: Path) -> None:
+def test_foreign_files_survive_saves_and_the_removal_of_old_copies(tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(quick(out, steps=11, keep=1))
     names = ["best/thesis.txt", "last/training/deep/notes", "step-00000005/mine", "step-old/mine", "step-00000011/mine"]

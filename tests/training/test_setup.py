@@ -164,7 +164,7 @@ def test_precision_on_a_cpu(precision: Any, dtype: str) -> None:
         ({"train_only": "head"}, 1, "--train-only head needs --init"),
         ({"train_only": "lora"}, 1, "--train-only lora needs --init"),
         ({"overrides": {"widht": 3}}, 1, "'widht' is not a field of ViTConfig (did you mean 'width'?)"),
-        ({"model": "ViT-Lite-64"}, 1, "there is no preset 'ViT-Lite-64' (did you mean 'ViT-Lite-6/4'?)"),
+        ({"model": "ViT-Lite-64"}, 1, "preset 'ViT-Lite-64' (did you mean 'ViT-Lite-6/4'?)"),
         ({"image_size": (10,)}, 1, "use 8 x 8 or 12 x 12"),
     ],
 )

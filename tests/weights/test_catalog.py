@@ -114,7 +114,7 @@ def test_table_in_the_docs_is_current() -> None:
         ("ViT-B/16", "'augreg-b16'"),
     ],
 )
-def test_other_names_are_answered_with_the_name_that_works(name: str, answer: str) -> None:
+def test_other_names_get_the_catalog_name_as_a_suggestion(name: str, answer: str) -> None:
     with pytest.raises(BadCheckpoint, match=re.escape(answer)):
         vitreous.load(name)
 

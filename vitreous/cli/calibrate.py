@@ -28,7 +28,7 @@ def calibrate(
     flip: bool = False,
     out: Path | None = None,
 ) -> None:
-    """Calibrate the probabilities of a classifier on images that it was not trained on. `train` has already done this.
+    """Calibrate a classifier's probabilities on images that it was not trained on. `train` does this automatically.
 
     Example: vitreous calibrate vit.safetensors --data pictures/ --out calibrated
 
@@ -44,7 +44,7 @@ def calibrate(
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
         workers: Number of threads that decode images.
-        flip: Average each prediction with that for the mirrored image, as predictions then have to do as well.
+        flip: Average each prediction with that for the mirrored image. Predict with --flip then, too.
         out: Folder for the calibrated checkpoint. By default, the calibration is added to CHECKPOINT, which must then
             be a Vitreous checkpoint.
     """
@@ -55,15 +55,15 @@ def calibrate(
     if out is None and (image_size or not is_checkpoint(checkpoint)):
         fail("out", out, "a folder, because the calibration cannot be added to this checkpoint")
     with ProgressDisplay() as display:
-        found = evaluation.calibrate(checkpoint, **options, progress=display.show)
-    if found.doubt:
-        print(printable(f"vitreous: warning: {found.doubt}"), file=sys.stderr)
+        result = evaluation.calibrate(checkpoint, **options, progress=display.show)
+    if result.doubt:
+        print(printable(f"vitreous: warning: {result.doubt}"), file=sys.stderr)
     if out is None:
-        assert found.model.familiarity is not None
-        store_calibration(checkpoint, found.calibration, found.model.familiarity, found.record)
+        assert result.model.familiarity is not None
+        store_calibration(checkpoint, result.calibration, result.model.familiarity, result.record)
     else:
-        weights.save(found.model, out)
-    images = f"{plural(found.calibration.images, 'image')} of the {found.split} split"
-    change = f"calibration error {found.ece:.4f} -> {found.ece_calibrated:.4f}"
-    print(printable(f"{images}: temperature {found.calibration.temperature:.3f}, {change}"))
-    print(printable(f"saved in {checkpoint if out is None else out}"))
+        weights.save(result.model, out)
+    images = f"{plural(result.calibration.images, 'image')} of the {result.split} split"
+    change = f"calibration error {result.ece:.4f} -> {result.ece_calibrated:.4f}"
+    print(printable(f"{images}: temperature {result.calibration.temperature:.3f}, {change}"))
+    print(printable(f"saved to {checkpoint if out is None else out}"))

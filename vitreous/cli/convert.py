@@ -85,8 +85,8 @@ def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None
         if to != "vitreous":
             console.print(_peer_line(conversion.peer, to))
         table = Table("stage", "largest difference", "mean", "largest value", box=None)
-        for one in conversion.differences:
-            table.add_row(one.stage, f"{one.largest:.2e}", f"{one.mean:.2e}", f"{one.scale:.3g}")
+        for stage in conversion.differences:
+            table.add_row(stage.stage, f"{stage.largest:.2e}", f"{stage.mean:.2e}", f"{stage.scale:.3g}")
         console.print(table)
 
 

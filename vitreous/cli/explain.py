@@ -73,8 +73,8 @@ def _print(result: "Explanation") -> None:
             console.print(f"explained: {result.label}")
     if result.faithfulness:
         table = Table("map", "deletion (lower is better)", "insertion (higher is better)", box=None)
-        for key, one in result.faithfulness.items():
-            table.add_row(key, f"{one.deletion:.3f}", f"{one.insertion:.3f}")
+        for key, test in result.faithfulness.items():
+            table.add_row(key, f"{test.deletion:.3f}", f"{test.insertion:.3f}")
         console.print()
         console.print(table)
     if result.skipped:

@@ -29,7 +29,7 @@ def extend(
     Args:
         checkpoint: Checkpoint folder from `train --train-only lda`, such as runs/pets/best, or from `extend`.
         data: The new images; accepts the same values as `train --data`. Images of known classes improve these classes,
-            and other class names become new classes. If the images have splits, only train is used.
+            and other class names become new classes. If the data has splits, only the train split is used.
         out: Folder for the extended checkpoint.
         data_root: Folder with a local copy of the data set, used instead of downloading it.
         batch_size: Images per batch.
@@ -48,5 +48,5 @@ def extend(
         console.print(f"new classes: {listed(extension.new_classes)}")
     for problem in extension.problems[:SHOWN]:
         console.print(f"unreadable: {problem}")
-    console.print(f"leave-one-out top-1 {extension.classifier.top1:.4f}, after {extension.seconds:.1f} s")
+    console.print(f"leave-one-out top-1 {extension.classifier.top1:.4f}, in {extension.seconds:.1f} s")
     console.print(f"wrote {extension.folder}")

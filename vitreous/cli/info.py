@@ -38,7 +38,7 @@ def info(
     """
     if name in CATALOG and not Path(name).exists():
         if num_classes is not None or image_size:
-            raise BadValue(f"--num-classes and --image-size have no effect for {name}, which is not downloaded")
+            raise BadValue(f"--num-classes and --image-size have no effect for the catalog name {name}: omit them")
         _print_pretrained(name, as_json=json)
         return
     if pretrained:
@@ -52,9 +52,9 @@ def info(
     from vitreous.model.cost import cost
 
     config, provenance = _find(name, num_classes, image_size)
-    spent = cost(config)
+    total = cost(config)
     tokens = {"tokens": config.num_tokens} if config.num_tokens else {}
-    costs = {"parameters": spent.parameters, "flops": spent.flops, **tokens, "activation_bytes": spent.activation_bytes}
+    costs = {"parameters": total.parameters, "flops": total.flops, **tokens, "activation_bytes": total.activation_bytes}
     if json:
         record = {"name": name, **costs, "config": to_dict(config), "provenance": provenance}
         print(json_module.dumps(record, indent=2))
@@ -82,14 +82,14 @@ def _list_pretrained(as_json: bool) -> None:
     if as_json:
         print(json_module.dumps({name: _record(entry) for name, entry in CATALOG.items()}, indent=2))
         return
-    heads = ("name", "image", "parameters", "top-1", "license", "preset")
-    table = Table(*heads, box=None, title="pretrained weights", title_justify="left")
+    columns = ("name", "image", "parameters", "top-1", "license", "preset")
+    table = Table(*columns, box=None, title="pretrained weights", title_justify="left")
     for name, entry in CATALOG.items():
         top1 = "-" if entry.top1 is None else f"{entry.top1:.1f}"
         row = (str(entry.image_size), f"{entry.parameters:,.1f} M", top1, entry.license, entry.preset or "-")
         table.add_row(name, *row)
     console().print(table)
-    console().print("top-1 is on ImageNet-1k; `vitreous info NAME` says how it was measured", soft_wrap=True)
+    console().print("top-1 is on ImageNet-1k; `vitreous info NAME` shows how it was measured", soft_wrap=True)
 
 
 def _print_pretrained(name: str, as_json: bool) -> None:
@@ -138,7 +138,7 @@ def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tu
 
         raise missing_checkpoint(Path(name))
     if name not in PRESETS and name == name.lower() and (hint := suggestion(name, CATALOG)):  # presets have capitals
-        raise BadValue(f"there is no preset and no catalog entry {name!r}{hint}. Run `vitreous info --pretrained`")
+        raise BadValue(f"unknown preset or catalog name {name!r}{hint}; `vitreous info --pretrained` lists the catalog")
     return configure(name, num_classes, image_size or None), {}
 
 
@@ -165,7 +165,7 @@ def _text(value: Any) -> str:
     ('top1 0.9833, count 360', "mlp: timm's, usually; pool: timm's")
     """
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(one)}" for key, one in value.items())
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     if isinstance(value, list):
         return "; ".join(map(_text, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -32,8 +32,8 @@ def predict(
             dinov2-s, or hf-hub:owner/name.
         images: Image files, folders or globs, or `-` to read paths from standard input.
         top: Labels per image; 5 by default.
-        coverage: Also report the labels that contain the true one with this probability, e.g. 0.9. Needs a calibrated
-            checkpoint (see `vitreous calibrate`).
+        coverage: Also report a set of labels that contains the true label with this probability, e.g. 0.9. Needs a
+            calibrated checkpoint (see `vitreous calibrate`).
         image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
         flip: Average each prediction with that for the mirrored image.
         batch_size: Images per batch.

@@ -39,10 +39,10 @@ class Flags(TrainConfig):
     augment: Annotated[Augment, arg(name="augmentation")] = field(default_factory=Augment)
     compile: Suppress[bool | Literal["blocks"] | None] = None  # set by the next two flags
     compile_always: Annotated[bool, arg(name="compile")] = False
-    """Compile the whole model with torch.compile, which takes a minute. By default its transformer blocks are compiled,
-    in a few seconds, on a GPU if that makes the run shorter."""
+    """Compile the whole model with torch.compile, which takes a minute. By default, only the transformer blocks are
+    compiled, which takes a few seconds, and only on a GPU if that makes the run shorter."""
     no_compile: bool = False
-    """Do not compile anything."""
+    """Disable torch.compile."""
 
     def config(self) -> TrainConfig:
         """Return the TrainConfig for these flags."""

@@ -116,14 +116,14 @@ def _put_in_place(aside: Path, path: Path) -> None:
             raise
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Swap two folders in one step; return False if the system does not support it."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+    return bool(call(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0)
 
 
 def _sync(path: Path) -> None:

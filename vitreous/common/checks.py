@@ -56,14 +56,14 @@ def check_choice(field: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def check_words(config: Any) -> None:
-    """Check every Literal field of a dataclass, including nested dataclasses."""
+    """Check that every Literal field of a dataclass, also in nested ones, has an allowed value."""
     for field, hint in get_type_hints(type(config)).items():
         value, kinds = getattr(config, field), (hint, *get_args(hint))
         if dataclasses.is_dataclass(value):
             check_words(value)
         words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-        others = [kind for kind in kinds if isinstance(kind, type)]  # e.g. None or a number, checked elsewhere
-        if words and type(value) not in others and (isinstance(value, str) or others in ([], [NoneType])):
+        types = [kind for kind in kinds if isinstance(kind, type)]  # e.g. None or a number, checked elsewhere
+        if words and type(value) not in types and (isinstance(value, str) or types in ([], [NoneType])):
             check_choice(field, value, words)
 
 

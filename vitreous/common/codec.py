@@ -101,8 +101,11 @@ def _decode_union(arguments: tuple[Any, ...], value: object, path: str) -> Any:
             return value
         if any(value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind for kind in choices):
             return value
-        words = [one.__name__ if isinstance(one, type) else " or ".join(map(repr, get_args(one))) for one in choices]
-        raise ValueError(f"{path} must be {' or '.join(words)}, got {value!r}")
+        allowed = [
+            choice.__name__ if isinstance(choice, type) else " or ".join(map(repr, get_args(choice)))
+            for choice in choices
+        ]
+        raise ValueError(f"{path} must be {' or '.join(allowed)}, got {value!r}")
     if isinstance(value, tuple(choices)):
         return value
     by_name = {choice.__name__: choice for choice in choices}

@@ -31,7 +31,8 @@ def _installed() -> list[tuple[Font, frozenset[int]]]:
         from matplotlib.font_manager import fontManager, get_font
     except ImportError:
         return []
-    plain = (one for one in fontManager.ttflist if one.style == "normal" and one.weight in (400, "normal", "regular"))
-    files = {one.name: one.fname for one in plain}
-    there = [files[name] for name in (*OTHERS, *CJK) if name in files]
-    return [(ImageFont.truetype(file, SIZE), frozenset(get_font(file).get_charmap())) for file in there]
+    regular = (400, "normal", "regular")
+    fonts = (font for font in fontManager.ttflist if font.style == "normal" and font.weight in regular)
+    files = {font.name: font.fname for font in fonts}
+    installed = [files[name] for name in (*OTHERS, *CJK) if name in files]
+    return [(ImageFont.truetype(file, SIZE), frozenset(get_font(file).get_charmap())) for file in installed]

@@ -76,15 +76,15 @@ def _check_sum(folder: Path, file: RepoSibling) -> None:
     path = folder / file.rfilename
     with path.open("rb") as stream:
         if file.lfs is not None:
-            right: str | None = file.lfs.sha256
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+            expected: str | None = file.lfs.sha256
+            actual = hashlib.file_digest(stream, "sha256").hexdigest()
         else:
             content = stream.read()
-            right = file.blob_id
-            found = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
-    if right is not None and found != right:
+            expected = file.blob_id
+            actual = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
+    if expected is not None and actual != expected:
         _remove(folder, path)
-        raise BadResponse(f"checksum mismatch for {file.rfilename}: expected {right}, got {found}")
+        raise BadResponse(f"checksum mismatch for {file.rfilename}: expected {expected}, got {actual}")
 
 
 def _remove(folder: Path, path: Path) -> None:

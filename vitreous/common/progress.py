@@ -12,7 +12,7 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 def tracked(items: Iterable[T], stage: str, total: int, report: Report) -> Iterator[T]:
-    """Yield the items, and report each one when the caller asks for the next.
+    """Yield the items, and report each item as finished when the next one is requested.
 
     >>> for item in tracked("ab", "letters", 2, print):
     ...     print(item)

@@ -15,7 +15,7 @@ from vitreous.common.text import SafeConsole
 S = TypeVar("S")
 T = TypeVar("T")
 
-CHUNK = 4096  # items that are submitted at once
+CHUNK = 4096  # items submitted at a time
 
 
 def spin_briefly() -> None:
@@ -40,13 +40,13 @@ def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> 
     import torch
 
     before = torch.get_num_threads()
-    # The threads share the cores already; if each used more of them inside torch, they would wait for each other.
+    # These threads already use all cores, so torch must not start more threads inside each of them.
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
         yield from pool.map(function, items)
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)  # the setting of a thread also becomes the default of new ones
+        torch.set_num_threads(before)  # a call in any thread also changes the default for new threads
 
 
 def map_in_threads(function: Callable[[S], T], items: Sequence[S], title: str) -> Iterator[T]:

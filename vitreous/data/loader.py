@@ -34,7 +34,7 @@ from vitreous.model.options import IGNORED, Preprocessing
 
 
 class Batch(NamedTuple):
-    """One process's share of a batch. Indices and keys stay on the CPU, so that random numbers need no device sync."""
+    """One process's slice of a batch. Indices and keys stay on the CPU, so that random numbers need no device sync."""
 
     images: UInt8[Tensor, "b c h w"]
     labels: Int[Tensor, "b"]  # -1 if the image or its mask is unreadable
@@ -153,7 +153,7 @@ class BatchSlice:
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
-    """Return the shuffled indices of an epoch and their RNG keys. Repeats are adjacent, so they share a batch."""
+    """Return the shuffled indices of an epoch and their RNG keys. Repeats are adjacent, so they are in one batch."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     order = torch.randperm(count, generator=generator)
     if repeats == 1:
@@ -200,7 +200,7 @@ class StreamLoader:
 
 
 class EvalLoader:
-    """Iterates over this process's share of the images, in order and resized for evaluation.
+    """Iterates over this process's slice of the images, in order and resized for evaluation.
 
     All processes get the same number of batches, as FSDP requires, and all batches have the same size, so that a
     compiled model is compiled once. The last image is repeated where necessary. With `keep`, threads read the batches

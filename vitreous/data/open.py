@@ -36,7 +36,7 @@ def open_data(
 
     Args:
         spec: Path, `hf:owner/name` or built-in name. A folder of the same name takes precedence over a built-in data
-            set, which `digits:` selects in any case.
+            set; with a colon, as in `digits:`, the name always means the built-in one.
         root: Local copy of a published data set, or the base folder of relative paths.
         val_fraction: Fraction of each class to hold out if there is no val or test split.
         seed: Seed of the random split, and of generated data.
@@ -78,11 +78,11 @@ def open_masked(
     return make_splits(found, val_fraction, seed)
 
 
-SHADOWED = "the folder {0!r} is used, not the built-in data set ({0}:)"
+SHADOWED = "using the folder {0!r}, not the built-in data set ({0}:)"
 
 
 def is_shadowed(spec: str, root: Path | None) -> bool:
-    """True for a built-in name that is also a folder. With `root`, it names a local copy of the built-in data set."""
+    """True if a built-in name is also a folder. With `root`, the name always means the built-in data set."""
     return spec in NAMES and root is None and Path(spec).is_dir()
 
 

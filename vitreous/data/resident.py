@@ -27,9 +27,9 @@ from vitreous.data.loader import Batch, BatchSlice, Reader, Request, schedule
 from vitreous.data.sources.base import Source, StoredImage
 from vitreous.model.options import IGNORED
 
-SAMPLED = 200  # images whose sizes are read to estimate the memory of all
+SAMPLED = 200  # number of images whose headers are read to estimate the total memory
 PACK_BYTES = 1 << 27  # pixels to copy to the device at a time
-READ = 64  # images that a thread reads at a time
+READ = 64  # images per batch that a thread reads
 
 
 # ---- Decoding --------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def kept_side(size: Size, crop_scale: tuple[float, float]) -> int:
 
 
 def kept_bytes(reader: Reader) -> int:
-    """Estimate the memory of all images, and their masks, from the headers of some."""
+    """Estimate the bytes that all images and masks take, from the headers of a sample."""
     source, (height, width) = reader.source, reader.size
     if reader.crop_scale is None:
         return len(source) * height * width * (reader.channels + reader.masks)
@@ -79,8 +79,8 @@ def decode_images(reader: Reader, threads: int, fast: bool = False) -> Iterator[
             pixels = shrink(stored, side, reader.preprocessing.interpolation, reader.channels, fast)
             mask = shrink_mask(reader.stored_mask(index), stored, side) if reader.masks else None
         except (UnreadableImage, OSError) as problem:
-            unknown = np.full((1, 1), IGNORED, np.uint8)
-            return DecodedImage(np.zeros((1, 1, 1), np.uint8), unknown, str(problem))
+            ignored = np.full((1, 1), IGNORED, np.uint8)
+            return DecodedImage(np.zeros((1, 1, 1), np.uint8), ignored, str(problem))
         return DecodedImage(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()), mask)
 
     return in_threads(decode, range(len(source)), threads)
@@ -90,7 +90,7 @@ def decode_images(reader: Reader, threads: int, fast: bool = False) -> Iterator[
 
 
 class KeptImages(Source):
-    """The images of a source, decoded, in host memory."""
+    """Decoded images of a source, in host memory."""
 
     def __init__(self, source: Source, images: Iterable[DecodedImage]):
         self.source, self.images = source, list(images)
@@ -159,45 +159,42 @@ class PackedImages:
 
 
 class _Packed:
-    """Arrays that are joined into one tensor on the device."""
+    """Concatenates arrays into one tensor on the device, PACK_BYTES at a time."""
 
     def __init__(self, device: torch.device):
-        self.device, self.waiting_bytes = device, 0
-        self.waiting: list[np.ndarray] = []
-        self.parts: list[Tensor] = []
+        self.device, self.pending_bytes = device, 0
+        self.pending: list[np.ndarray] = []
+        self.chunks: list[Tensor] = []
 
     def add(self, array: np.ndarray) -> None:
-        self.waiting.append(array)
-        self.waiting_bytes += array.nbytes
-        if self.waiting_bytes >= PACK_BYTES:
+        self.pending.append(array)
+        self.pending_bytes += array.nbytes
+        if self.pending_bytes >= PACK_BYTES:
             self._copy()
 
     def joined(self) -> Tensor:
         self._copy()
-        return torch.cat(self.parts)
+        return torch.cat(self.chunks)
 
     def _copy(self) -> None:
-        if self.waiting:
-            self.parts.append(torch.from_numpy(np.concatenate(self.waiting)).to(self.device))
-        self.waiting, self.waiting_bytes = [], 0
+        if self.pending:
+            self.chunks.append(torch.from_numpy(np.concatenate(self.pending)).to(self.device))
+        self.pending, self.pending_bytes = [], 0
 
 
 class WholeImages:
-    """Images at the model's size on the device, for padded crops and for no crops."""
+    """Images at the model's size on the device, for padded crops or no cropping."""
 
     def __init__(self, batches: Iterable[Batch], device: torch.device):
-        parts = [batch.to(device) for batch in batches]
-        self.device, self.count = device, sum(len(part.labels) for part in parts)
-        self.images, self.labels = (
-            torch.cat([part.images for part in parts]),
-            torch.cat([part.labels for part in parts]),
-        )
-        masks = [part.masks for part in parts if part.masks is not None]
+        moved = [batch.to(device) for batch in batches]
+        self.device, self.count = device, sum(len(batch.labels) for batch in moved)
+        self.images = torch.cat([batch.images for batch in moved])
+        self.labels = torch.cat([batch.labels for batch in moved])
+        masks = [batch.masks for batch in moved if batch.masks is not None]
         self.masks = torch.cat(masks) if masks else None
-        unreadable = torch.cat(
-            [part.indices[part.labels.cpu() < 0] for part in parts]
-        )  # one problem for each, in order
-        self.problems = dict(zip(unreadable.tolist(), [one for part in parts for one in part.problems], strict=True))
+        unreadable = torch.cat([batch.indices[batch.labels.cpu() < 0] for batch in moved])
+        problems = [problem for batch in moved for problem in batch.problems]  # one per unreadable image, in order
+        self.problems = dict(zip(unreadable.tolist(), problems, strict=True))
 
     def pick(self, request: Request) -> Batch:
         epoch, indices, keys = request
@@ -227,7 +224,7 @@ def _labels(source: Source, problems: Iterable[int]) -> Tensor:
 
 
 class ResidentLoader:
-    """Takes all batches from kept images."""
+    """Loads batches from images that are kept on the device."""
 
     def __init__(self, kept: Kept, seed: int, batch_slice: BatchSlice, repeats: int, device: torch.device):
         self.kept, self.seed, self.batch_slice, self.repeats, self.device = kept, seed, batch_slice, repeats, device

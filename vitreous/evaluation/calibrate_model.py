@@ -24,18 +24,18 @@ from vitreous.weights.native import CALIBRATION, provenance_of
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A calibrated model, with its calibration error before and after, on a split of the data."""
+    """A calibrated model, and its calibration error on a split of the data, before and after."""
 
     model: Model  # shares its weights with the given model
     calibration: Calibration
     split: str
     ece: float
-    ece_calibrated: float  # each half of the images with the temperature of the other half
-    doubt: str  # warning if the model may have been trained on some of these images, otherwise empty
+    ece_calibrated: float  # cross-fitted: each half of the images with the temperature of the other half
+    doubt: str  # warning if the model may have been trained on these images, otherwise empty
 
     @property
     def record(self) -> dict[str, object]:
-        """Description of the images for the provenance of the model."""
+        """Description of the calibration images for the model's provenance."""
         return dict(provenance_of(self.model)[CALIBRATION])
 
 

@@ -78,14 +78,14 @@ def check_data(
     page = out if out is not None and out.suffix.lower() == ".html" else None
     if page is not None and model is None:
         fail("out", page, "a .png file name, because a page needs --checkpoint")
-    encoder = None if model is None else open_whole_image_encoder(model, image_size)  # fail before the long check
+    encoder = None if model is None else open_whole_image_encoder(model, image_size)  # fail before the slow check
     report = doctor.check_data(spec, root, None if page is not None else out)
     if encoder is None or (report.masks is not None and not report.masks.coverage):
         return report
-    how = encoder.config.preprocessing
-    if how.value_range is None:
-        how = dataclasses.replace(how, value_range=report.value_range)
-        encoder.config = encoder.config.override({"preprocessing": how})
+    preprocessing = encoder.config.preprocessing
+    if preprocessing.value_range is None:
+        preprocessing = dataclasses.replace(preprocessing, value_range=report.value_range)
+        encoder.config = encoder.config.override({"preprocessing": preprocessing})
     found, splits, _ = doctor.open_splits(spec, root)
     predictor = Predictor(encoder, device, batch_size, precision)
     images = embed_splits(predictor, splits, found.labelled)
@@ -125,7 +125,7 @@ class EmbeddedImages:
 def open_whole_image_encoder(
     model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None
 ) -> Model:
-    """Open an encoder for images of at most SIZE pixels, whose preprocessing does not cut off the borders."""
+    """Open an encoder at an image size of at most SIZE, with preprocessing that does not crop the image."""
     encoder = open_encoder(model, image_size)
     if not image_size and max(encoder.config.image_size) > SIZE:
         height, width = (max(SIZE // stride, 1) * stride for stride in encoder.config.patch_stride)
@@ -158,7 +158,7 @@ def _show(bar: Progress, task: TaskID, stage: str, done: int, total: int) -> Non
     bar.update(task, completed=done)
 
 
-# ---- Suspicions ------------------------------------------------------------------------------------------------------
+# ---- Findings --------------------------------------------------------------------------------------------------------
 
 
 def find_suspicions(
@@ -191,20 +191,20 @@ def find_suspicions(
 
 def label_errors(images: EmbeddedImages, device: torch.device, seed: int) -> tuple[float, list[LabelError]]:
     """Return the accuracy of the cross-validated classifier and the ranked label errors."""
-    found = find_label_errors(FeatureSet(images.vectors, images.labels), len(images.classes), seed, device)
-    errors, confidence, suggested = [], found.confidence, found.suggested
-    for row in found.ranked().tolist():
+    result = find_label_errors(FeatureSet(images.vectors, images.labels), len(images.classes), seed, device)
+    errors, confidence, suggested = [], result.confidence, result.suggested
+    for row in result.ranked().tolist():
         sample, other = images.sample(row), int(suggested[row])
-        probability = float(found.probabilities[row, other])
+        probability = float(result.probabilities[row, other])
         errors.append(
             LabelError(**vars(sample), suggested=images.classes[other], confidence=float(confidence[row]),
                        probability=probability)
         )  # fmt: skip
-    return found.accuracy, errors
+    return result.accuracy, errors
 
 
 def near_duplicates(images: EmbeddedImages, report: DataReport, device: torch.device) -> list[NearDuplicates]:
-    """Return groups of near duplicates, without those that are identical and thus already reported."""
+    """Return groups of near duplicates. Identical images are already in the report and are not repeated."""
     copies = {
         sample: number
         for number, group in enumerate([*report.leaks, *report.conflicts, *report.duplicates])
@@ -225,15 +225,15 @@ def near_duplicates(images: EmbeddedImages, report: DataReport, device: torch.de
     best: dict[int, float] = {}
     for (a, _), score in same.items():
         best[a] = max(score, best.get(a, 0.0))
-    found = [
+    duplicates = [
         NearDuplicates([images.sample(row) for row in group], min(max(best.get(row, 0.0) for row in group), 1.0))
         for group in groups(list(same))
     ]
-    return sorted(found, key=lambda one: -one.correlation)
+    return sorted(duplicates, key=lambda group: -group.correlation)
 
 
 def outliers(images: EmbeddedImages, closest: Neighbours) -> list[Outlier]:
-    """Return the images that are far from their neighbours: beyond the upper quartile by 1.5 interquartile ranges."""
+    """Return the images whose distance to their neighbours exceeds the upper quartile by 1.5 interquartile ranges."""
     distance = 1 - closest.similarity.mean(dim=1)
     low, high = distance.double().quantile(torch.tensor([0.25, 0.75], dtype=torch.float64)).tolist()
     rows = (distance > high + 1.5 * (high - low)).nonzero()[:, 0]

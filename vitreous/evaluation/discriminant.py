@@ -1,7 +1,7 @@
-"""Linear discriminant analysis (LDA) on frozen features: a classifier in closed form, which can be extended.
+"""Linear discriminant analysis (LDA) on frozen features: a closed-form classifier that can be extended.
 
-Each class is a Gaussian with its own mean m and the covariance S that all classes share. All classes are equally
-likely: how many images of a class were collected does not tell how frequent it is. The scores are then linear in x:
+Each class is a Gaussian with its own mean m and a covariance S that all classes share. All classes are assumed to be
+equally likely, because the number of images of a class does not show how frequent it is. The scores are linear in x:
 
     log p(c | x) = -1/2 (x - m_c)' S^-1 (x - m_c) + ... = w_c' x + b_c + ...
 
@@ -49,15 +49,15 @@ class Statistics:
         """Compute the statistics of features, in float64 on the device."""
         n, d = train.features.shape
         keys = SampleRng(0, 0, torch.arange(n)).uniform("sample")
-        none = torch.zeros(num_classes, d, dtype=torch.float64)
-        total = cls(none[:, 0], none, none.new_zeros(d, d), torch.zeros(0, d), train.labels[:0], keys[:0])
-        for part in slices(n, rows_within_budget(d)):
-            features, labels = train.features[part].to(device).double(), train.labels[part].to(device)
+        zeros = torch.zeros(num_classes, d, dtype=torch.float64)
+        total = cls(zeros[:, 0], zeros, zeros.new_zeros(d, d), torch.zeros(0, d), train.labels[:0], keys[:0])
+        for rows in slices(n, rows_within_budget(d)):
+            features, labels = train.features[rows].to(device).double(), train.labels[rows].to(device)
             counts = torch.bincount(labels, minlength=num_classes).double()
             means = counts.new_zeros(num_classes, d).index_add_(0, labels, features) / counts.clamp(min=1)[:, None]
             centred = features - means[labels]
-            scatter, sample = (centred.T @ centred).cpu(), train.features[part].float()
-            total += cls(counts.cpu(), means.cpu(), scatter, sample, train.labels[part], keys[part])
+            scatter, sample = (centred.T @ centred).cpu(), train.features[rows].float()
+            total += cls(counts.cpu(), means.cpu(), scatter, sample, train.labels[rows], keys[rows])
         return total
 
     def __add__(self, other: "Statistics") -> "Statistics":
@@ -76,7 +76,7 @@ class Statistics:
         )
 
     def with_classes(self, places: Sequence[int], num_classes: int) -> "Statistics":
-        """Return the statistics for other classes: class i becomes places[i], and the rest have no images."""
+        """Return the statistics for another class list: class i becomes places[i], and new classes have no images."""
         index = torch.tensor(places)
         counts, means = self.counts.new_zeros(num_classes), self.means.new_zeros(num_classes, self.means.shape[1])
         counts[index], means[index] = self.counts, self.means
@@ -93,16 +93,17 @@ class Statistics:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], num_classes: int, width: int) -> "Statistics":
-        """Return the statistics from a checkpoint, or raise ValueError if they are invalid."""
+        """Build statistics from the tensors of a checkpoint. Raises ValueError if they are invalid."""
         m = len(tensors["labels"]) if "labels" in tensors else 0
         expected = {
             "counts": (num_classes,), "means": (num_classes, width), "scatter": (width, width),
             "features": (m, width), "labels": (m,), "keys": (m,),
         }  # fmt: skip
         for name, shape in expected.items():
-            found = tuple(tensors[name].shape) if name in tensors else None
-            if found != shape:
-                raise ValueError(f"{name} must have the shape {list(shape)}, got {found and list(found)}")
+            if name not in tensors:
+                raise ValueError(f"{name} is missing")
+            if tuple(tensors[name].shape) != shape:
+                raise ValueError(f"{name} has the shape {list(tensors[name].shape)}, but must have {list(shape)}")
         labels = tensors["labels"]
         if labels.dtype != torch.int64 or bool(((labels < 0) | (labels >= num_classes)).any()):
             raise ValueError(f"labels must be integers from 0 to {num_classes - 1}")
@@ -124,7 +125,7 @@ class Classifier:
         """Choose the shrinkage and the factor, and compute the weights."""
         rows = statistics.counts[statistics.labels] > 1  # without its only image, a class cannot be predicted
         if not bool(rows.any()):
-            raise ValueError("at least one class needs two images, to estimate how much images of a class differ")
+            raise ValueError("at least one class needs two images, to estimate the covariance")
         most = rows_within_budget(len(statistics.counts))
         features, labels = (x[rows][:most].to(device) for x in (statistics.features, statistics.labels))
         model, best = Discriminant(statistics, device), None
@@ -170,7 +171,7 @@ class Discriminant:
     def leave_one_out(
         self, features: Float[Tensor, "m d"], labels: Int[Tensor, "m"], shrinkage: float
     ) -> Float[Tensor, "m classes"]:
-        """Return the scores of each image after a fit to all images except this one, with the same standardisation.
+        """Return the scores of each image from a fit to all other images, with the same standardisation.
 
         Without an image, the mean of its class moves away from it, and the scatter changes by a matrix of rank one, so
         S^-1 follows from the Sherman-Morrison formula.
@@ -192,8 +193,8 @@ class Discriminant:
 def best_factor(scores: Float[Tensor, "m classes"], labels: Int[Tensor, "m"]) -> float:
     """Return the factor of the scores, at most 1, with the lowest cross-entropy.
 
-    1 is the confidence for exactly Gaussian features. Without this limit, the best factor would be infinite if every
-    prediction were correct.
+    The factor is 1 for exactly Gaussian features. Without this limit, it would be infinite if every prediction were
+    correct.
     """
     own, factor = scores.gather(1, labels[:, None])[:, 0], 1.0
     for _ in range(100):  # Newton's method, because the cross-entropy is convex in the factor

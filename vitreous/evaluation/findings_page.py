@@ -1,4 +1,4 @@
-"""HTML page that shows the findings of a model about a data set, with a thumbnail of every image."""
+"""HTML page with thumbnails of the suspicious images that are found with a model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,9 +29,9 @@ def write_page(path: Path, report: DataReport, findings: ModelFindings, splits: 
             return None
 
     def grid(samples: Sequence[Sample], captions: Sequence[Html]) -> Html:
-        shown = [(pixels, one, text) for one, text in zip(samples, captions, strict=True)
-                 if (pixels := image(one)) is not None]  # fmt: skip
-        return photos([pixels for pixels, _, _ in shown], [one.name for _, one, _ in shown], [t for _, _, t in shown])
+        shown = [(pixels, sample.name, caption) for sample, caption in zip(samples, captions, strict=True)
+                 if (pixels := image(sample)) is not None]  # fmt: skip
+        return photos([pixels for pixels, _, _ in shown], [alt for _, alt, _ in shown], [text for _, _, text in shown])
 
     def about(sample: Sample) -> Html:
         return tag("span", name(sample.name), tag("br"), f"{sample.split} ", name(sample.label))
@@ -43,24 +43,24 @@ def write_page(path: Path, report: DataReport, findings: ModelFindings, splits: 
             content += [tag("p", f"correlation {group.correlation:.2f}"), grid(group.samples[:8], captions)]
         return content
 
-    wrong, strange = findings.label_errors[:MOST], findings.outliers[:MOST]
+    errors, outliers = findings.label_errors[:MOST], findings.outliers[:MOST]
     suggestions = [
         tag(
-            "span", name(one.name), tag("br"),
-            "label ", tag("b", name(one.label)), f" ({one.confidence:.3f})", tag("br"),
-            "suggested ", tag("b", name(one.suggested)), f" ({one.probability:.3f})",
+            "span", name(error.name), tag("br"),
+            "label ", tag("b", name(error.label)), f" ({error.confidence:.3f})", tag("br"),
+            "suggested ", tag("b", name(error.suggested)), f" ({error.probability:.3f})",
         )
-        for one in wrong
+        for error in errors
     ]  # fmt: skip
-    distances = [tag("span", about(one), tag("br"), f"distance {one.distance:.3f}") for one in strange]
+    distances = [tag("span", about(outlier), tag("br"), f"distance {outlier.distance:.3f}") for outlier in outliers]
     accuracy = (
         "" if findings.accuracy is None else f", whose classifier agrees with {findings.accuracy:.1%} of the labels"
     )
     sections = [
-        ("Likely label errors", [_note(len(findings.label_errors)), grid(wrong, suggestions)] if wrong else []),
+        ("Likely label errors", [_note(len(findings.label_errors)), grid(errors, suggestions)] if errors else []),
         ("Near duplicates in different splits", duplicates(findings.near_leaks)),
         ("Near duplicates within a split", duplicates(findings.near_duplicates)),
-        ("Outliers", [_note(len(findings.outliers)), grid(strange, distances)] if strange else []),
+        ("Outliers", [_note(len(findings.outliers)), grid(outliers, distances)] if outliers else []),
     ]
     text = f"Found with {findings.checkpoint}{accuracy}. Check each image before you change or delete it."
     page = sections_page(f"{report.name}: suspicious images", sections, tag("p", text, class_="soft"))

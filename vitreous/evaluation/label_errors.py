@@ -48,7 +48,7 @@ class LabelErrors:
         return float((self.probabilities.argmax(dim=1) == self.labels).float().mean())
 
     def ranked(self) -> Int[Tensor, "m"]:
-        """Return the likely errors, the most suspicious first."""
+        """Return the indices of the likely errors, the most suspicious first."""
         order = self.confidence.argsort(stable=True)
         return order[self.likely[order]]
 
@@ -76,9 +76,9 @@ def out_of_sample(
         held = (fold == number).nonzero()[:, 0]
         rest = images.pick((fold != number).nonzero()[:, 0])
         ridge = Ridge(rest, num_classes, device=device)
-        found = {penalty: ridge.at(penalty * len(rest))(images.features[held]).float().cpu() for penalty in penalties}
-        best = min(found, key=lambda penalty: sharpened(found[penalty], labels[held])[1])
-        scores[held], penalties = found[best], (best,)
+        outputs = {penalty: ridge.at(penalty * len(rest))(images.features[held]).float().cpu() for penalty in penalties}
+        best = min(outputs, key=lambda penalty: sharpened(outputs[penalty], labels[held])[1])
+        scores[held], penalties = outputs[best], (best,)
     return (scores * sharpened(scores, labels)[0]).softmax(dim=1)
 
 
@@ -109,7 +109,7 @@ def likely_errors(probabilities: Float[Tensor, "n classes"], labels: Int[Tensor,
     confidence = probabilities.gather(1, labels[:, None])[:, 0]
     counts = torch.bincount(labels, minlength=classes)
     threshold = torch.zeros(classes).index_add_(0, labels, confidence) / counts
-    threshold[counts < 2] = torch.inf  # nothing was learned about these classes
+    threshold[counts < 2] = torch.inf  # without its only image, a classifier cannot predict such a class
     confident = probabilities.where(probabilities >= threshold, -1)
     wrong = (confident.amax(dim=1) >= 0) & (confident.argmax(dim=1) != labels) & (counts[labels] > 1)
     known = (counts[labels] > 1).nonzero()[:, 0]

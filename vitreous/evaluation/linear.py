@@ -173,13 +173,13 @@ def linear_probe(
 
     together = max(1, features.BUDGET // (16 * BATCH_SIZE[1] * num_classes))
     groups = [
-        train_sgd(fit, num_classes, sweep[some], seed, device=device, progress=progress)
-        for some in slices(len(sweep), together)
+        train_sgd(fit, num_classes, sweep[chunk], seed, device=device, progress=progress)
+        for chunk in slices(len(sweep), together)
     ]
-    found = [classifier.accuracy(held).top1 for group in groups for classifier in group]
-    best = found.index(max(found))  # in ties, the first
+    held_out = [classifier.accuracy(held).top1 for group in groups for classifier in group]
+    best = held_out.index(max(held_out))  # in ties, the first
     [chosen] = train_sgd(train, num_classes, sweep[best : best + 1], seed, device=device, progress=progress)
-    by_sgd = LinearResult("sgd", found[best], *chosen.accuracy(test), asdict(sweep[best]))
+    by_sgd = LinearResult("sgd", held_out[best], *chosen.accuracy(test), asdict(sweep[best]))
     return sorted([by_ridge, by_sgd], key=lambda result: -result.held_out)
 
 
@@ -188,7 +188,7 @@ def hold_out(train: FeatureSet, num_classes: int, seed: int) -> tuple[FeatureSet
     labels = train.labels.numpy()
     several = np.flatnonzero(np.bincount(labels, minlength=num_classes)[labels] > 1)
     if not len(several):
-        raise ValueError("a linear probe requires a class with at least two training images, because it holds some out")
+        raise ValueError("a linear probe needs at least two training images in some class, to hold one of them out")
     held = several[stratified(labels[several], [""] * num_classes, HELD_OUT, seed, "train")[1]]
     keep = np.setdiff1d(np.arange(len(labels)), held)
     return train.pick(torch.from_numpy(keep)), train.pick(torch.from_numpy(held))
@@ -241,7 +241,7 @@ def _batches(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tenso
 # ---- Few-shot accuracy -----------------------------------------------------------------------------------------------
 # As in section 4.1 of the ViT paper: regularised least squares from the features of k images per class to
 # {-1, 1}^classes. The details follow the authors' code (big_vision, `fewshot_lsr`): standardised features and a penalty
-# of 2^10. The authors' penalised bias is omitted: with the same number of images per class, it is the same for all.
+# of 2^10. The authors' penalised bias is omitted: with equally many images per class, it is the same for all classes.
 
 PENALTY = 2.0**10
 SHOTS = (5, 10, 25)  # defaults
@@ -277,8 +277,8 @@ def fewshot(
     results = []
     for count in shots:
         drawn = (train.pick(draw(train.labels, count, seed)) for seed in seeds)
-        found = [Ridge(some, len(classes), device=device).at(PENALTY).accuracy(test) for some in drawn]
-        top1, top5 = zip(*found, strict=True)
+        accuracies = [Ridge(subset, len(classes), device=device).at(PENALTY).accuracy(test) for subset in drawn]
+        top1, top5 = zip(*accuracies, strict=True)
         std = statistics.stdev(top1) if len(top1) > 1 else 0.0
         results.append(FewShotResult(count, statistics.fmean(top1), statistics.fmean(top5), std, top1))
     return results

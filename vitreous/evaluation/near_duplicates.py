@@ -30,7 +30,7 @@ BLUR = 7  # details are the difference to the mean of this neighbourhood
 AREAS = (1.0, 0.93, 0.86, 0.79, 0.72, 0.65, 0.58)  # of a crop, as fractions of the image
 CANDIDATES = 5  # nearest neighbours of an image to compare
 SIMILARITY = 0.1  # minimum cosine similarity of the whitened features of a candidate pair
-RIDGE = 0.03  # of the largest standard deviation, added before dividing by it
+RIDGE = 0.03  # fraction of the largest std that is added to every std before dividing by it
 CORRELATION = 0.7  # minimum correlation of details; different photos rarely exceed 0.5
 CHUNK = 512  # pairs to compare at a time
 
@@ -49,14 +49,14 @@ def neighbours(vectors: Float[Tensor, "n d"], k: int, device: torch.device) -> N
     k = min(k, count - 1)
     budget = features.BUDGET
     rows = max(1, min(math.isqrt(budget // 2 // PAIR_BYTES), budget // (32 * width)))
-    found = []
-    for part in slices(count, rows):
-        similarity, indices = nearest(vectors[part].to(device), vectors, k + 1, rows)
-        own = indices == torch.arange(part.start, part.stop, device=device)[:, None]
-        own[:, -1] |= ~own.any(dim=1)  # hidden by identical images: drop the last one instead
+    results = []
+    for block in slices(count, rows):
+        similarity, indices = nearest(vectors[block].to(device), vectors, k + 1, rows)
+        own = indices == torch.arange(block.start, block.stop, device=device)[:, None]
+        own[:, -1] |= ~own.any(dim=1)  # if identical images rank before the image itself, drop the last neighbour
         keep = ~own
-        found.append((similarity[keep].view(-1, k).cpu(), indices[keep].view(-1, k).cpu()))
-    return Neighbours(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        results.append((similarity[keep].view(-1, k).cpu(), indices[keep].view(-1, k).cpu()))
+    return Neighbours(*(torch.cat(parts) for parts in zip(*results, strict=True)))
 
 
 def whitened(vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -78,7 +78,7 @@ def whitened(vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 
 def candidate_pairs(vectors: Float[Tensor, "n d"], device: torch.device) -> Int[Tensor, "p 2"]:
-    """Return the pairs of nearest neighbours that may be near duplicates, each once, sorted."""
+    """Return the pairs of nearest neighbours that may be near duplicates, sorted and without repetitions."""
     near = neighbours(whitened(vectors), CANDIDATES, device)
     rows, columns = (near.similarity >= SIMILARITY).nonzero(as_tuple=True)
     low, high = torch.stack([rows, near.indices[rows, columns]]).sort(dim=0).values.tolist()
@@ -185,11 +185,11 @@ def inside(
         resized = (resized - resized.sum(dim=(1, 2), keepdim=True) / area) * mask
         under = torch.fft.rfft2(mask).conj()
         products = (spectrum * torch.fft.rfft2(resized).conj(), spectrum * under, power * under)
-        product, total, squares = (torch.fft.irfft2(one, s=(SIDE, SIDE)) for one in products)
+        product, total, squares = (torch.fft.irfft2(term, s=(SIDE, SIDE)) for term in products)
         variance = (squares - total.square() / area) * resized.square().sum(dim=(1, 2), keepdim=True)
-        found = product / variance.clamp(min=area.square()).sqrt()  # a std below 1 level: no details to compare
+        scores = product / variance.clamp(min=area.square()).sqrt()  # a std below 1 level: no details to compare
         fits = (steps <= SIDE - height)[:, :, None] & (steps <= SIDE - width)[:, None, :]
-        best = best.maximum(found.masked_fill(~fits, -1).amax(dim=(1, 2)))
+        best = best.maximum(scores.masked_fill(~fits, -1).amax(dim=(1, 2)))
     return best
 
 
@@ -204,7 +204,7 @@ def groups(pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
 
     for a, b in pairs:
         parent[root(b)] = root(a)
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for index in sorted(parent):
-        found.setdefault(root(index), []).append(index)
-    return list(found.values())
+        members.setdefault(root(index), []).append(index)
+    return list(members.values())

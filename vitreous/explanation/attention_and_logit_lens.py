@@ -156,7 +156,7 @@ def attention_distance(
 ) -> Float[Tensor, "layers heads"]:
     """Compute the mean attention distance of each head over all patches and images, ignoring prefix tokens."""
     (p, grid, _), config, device = captured.layout, captured.model.config, captured.images.device
-    found = []
+    means = []
     for layer in layer_indices(captured.model, layers):
         between()
         total = torch.zeros(config.num_heads, device=device)
@@ -165,5 +165,5 @@ def attention_distance(
             patches = weights[..., p:].float()
             patches = patches / patches.sum(dim=-1, keepdim=True).clamp_min(1e-30)
             total += (patches * apart).sum(dim=-1).sum(dim=(0, 2))
-        found.append(total / (len(captured.images) * grid[0] * grid[1]))
-    return torch.stack(found)
+        means.append(total / (len(captured.images) * grid[0] * grid[1]))
+    return torch.stack(means)

@@ -147,8 +147,8 @@ def _points(change: float) -> str:
 
 def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
     place, layers = result.similarity_to, result.similarity_layers
-    drawn = [draw.marked(canvas, draw.overlay(canvas, one, from_zero=False), place) for one in maps]
-    lowest = ", ".join(f"{one.min():.2f} after layer {layer}" for one, layer in zip(maps, layers, strict=True))
+    drawn = [draw.marked(canvas, draw.overlay(canvas, values, from_zero=False), place) for values in maps]
+    lowest = ", ".join(f"{values.min():.2f} after layer {layer}" for values, layer in zip(maps, layers, strict=True))
     caption = (
         f"Cosine similarity of each patch to the framed patch (row {place[0]}, column {place[1]}). Early layers "
         f"reflect appearance and position, late layers meaning. The lowest similarity is {lowest}."
@@ -158,7 +158,7 @@ def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
     scale = min(SHEET / (2 if stacked else len(layers)) / width, 1)
     tile, names = (round(height * scale), round(width * scale)), [f"after layer {layer}" for layer in layers]
     if stacked:
-        return "Similar patches", caption, draw.sheet([[one] for one in drawn], tile, rows=names, smooth=True)
+        return "Similar patches", caption, draw.sheet([[image] for image in drawn], tile, rows=names, smooth=True)
     return "Similar patches", caption, draw.sheet([drawn], tile, columns=names, smooth=True)
 
 
@@ -187,7 +187,7 @@ def _heads(result: Explanation, maps: np.ndarray, config: ViTConfig) -> Drawn:
     tile = draw.tile_for(config.grid, min(max(SHEET // len(result.heads) - 6, 24), 104))
     rows = [f"layer {layer}" for layer in result.layers]
     columns = [f"head {head}" if tile[1] >= 56 else str(head) for head in result.heads]
-    tiles = [[paint(draw.scaled(one), heat()) for one in layer] for layer in maps]
+    tiles = [[paint(draw.scaled(values), heat()) for values in layer] for layer in maps]
     query = _attending(config)
     if result.query is not None:
         query = f"the patch in row {result.query[0]}, column {result.query[1]}"
@@ -234,10 +234,10 @@ def _faithfulness_chart(path: Path, result: Explanation) -> Figure:
         plain(left, title="deletion", x="patches masked", y="probability of the class")
         plain(right, title="insertion", x="patches revealed")
         colours = iter(LINES)
-        for name, one in result.faithfulness.items():
+        for name, test in result.faithfulness.items():
             style = {"color": GREY, "linestyle": (0, (4, 3))} if name == "random" else {"color": next(colours)}
-            left.plot(one.fractions, one.deletion_curve, linewidth=1.6, **style)
-            right.plot(one.fractions, one.insertion_curve, linewidth=1.6, label=name, **style)
+            left.plot(test.fractions, test.deletion_curve, linewidth=1.6, **style)
+            right.plot(test.fractions, test.insertion_curve, linewidth=1.6, label=name, **style)
         for axes in (left, right):
             axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
             percent(axes, "x")
@@ -355,19 +355,19 @@ def _tests(result: Explanation, figures: Figures) -> list[Html]:
         return []
     random = result.faithfulness["random"]
     rows = [
-        (name(key), _verdict(one, random) if key != "random" else "", f"{one.deletion:.3f}", f"{one.insertion:.3f}")
-        for key, one in result.faithfulness.items()
+        (name(key), _verdict(test, random) if key != "random" else "", f"{test.deletion:.3f}", f"{test.insertion:.3f}")
+        for key, test in result.faithfulness.items()
     ]
     words = (
         "Area under each curve. Deletion should be low, insertion high, and both better than random. Compare maps "
-        "over many images; a single image proves little."
+        "over many images; the result for a single image is not conclusive."
     )
     numbers = table(["map", "", "deletion", "insertion"], rows, text_columns=2, caption=words)
     return [*_drawn(figures, "faithfulness"), numbers]
 
 
-def _verdict(one: Faithfulness, random: Faithfulness) -> str:
-    better = (one.deletion < random.deletion) + (one.insertion > random.insertion)
+def _verdict(test: Faithfulness, random: Faithfulness) -> str:
+    better = (test.deletion < random.deletion) + (test.insertion > random.insertion)
     return ("worse than random", "mixed", "better than random")[better]
 
 
@@ -381,10 +381,10 @@ def _lens(result: Explanation, figures: Figures) -> list[Html]:
 
 def _drawn(figures: Figures, *methods: str) -> list[Html]:
     """Place maps side by side, followed by sheets and charts below each other."""
-    found = [figure for method in methods for figure in figures.get(method, ())]
-    maps = [_figure(figure) for figure in found if figure.kind == "map"]
-    others = [_figure(figure) for figure in found if figure.kind != "map"]
-    return [*([tag("div", *maps, class_="maps")] if maps else []), *others]
+    drawn = [figure for method in methods for figure in figures.get(method, ())]
+    maps = [_figure(figure) for figure in drawn if figure.kind == "map"]
+    sheets = [_figure(figure) for figure in drawn if figure.kind != "map"]
+    return [*([tag("div", *maps, class_="maps")] if maps else []), *sheets]
 
 
 def _figure(figure: Figure) -> Html:

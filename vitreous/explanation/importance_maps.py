@@ -215,9 +215,9 @@ def _windows(size: Size, window: Size, stride: Size) -> list[tuple[slice, slice]
 
 def _window_masks(places: list[tuple[slice, slice]], size: Size, batch_size: int) -> Iterator[Bool[Tensor, "k h w"]]:
     for first in range(0, len(places), batch_size):
-        some = places[first : first + batch_size]
-        masks = torch.zeros(len(some), *size, dtype=torch.bool)
-        for mask, place in zip(masks, some, strict=True):
+        batch = places[first : first + batch_size]
+        masks = torch.zeros(len(batch), *size, dtype=torch.bool)
+        for mask, place in zip(masks, batch, strict=True):
             mask[place] = True
         yield masks
 
@@ -229,14 +229,14 @@ def masked_probabilities(
     between: Callable[[], None] = no_step,
 ) -> Float[Tensor, "masks classes"]:
     """Compute class probabilities for each masked copy of the image. `between` is called before each batch."""
-    model, image, found = captured.model, captured.images, []
+    model, image, probabilities = captured.model, captured.images, []
     replacement = fill_image(captured, fill)
     with evaluation_mode(model):
         for masks in batches:
             between()
             images = torch.where(masks[:, None].to(image.device), replacement, image)
-            found.append(class_probabilities(model(images).float(), model.config))
-    return torch.cat(found)
+            probabilities.append(class_probabilities(model(images).float(), model.config))
+    return torch.cat(probabilities)
 
 
 def fill_image(captured: CapturedForward, fill: Fill) -> Float[Tensor, "1 c h w"]:
@@ -319,7 +319,7 @@ def faithfulness(
 
     def curve(masks: Tensor, fill: Fill) -> Float[Tensor, "s"]:
         stride = captured.model.config.patch_stride
-        batches = (as_pixels(some, stride, size) for some in torch.split(masks, batch_size))
+        batches = (as_pixels(batch, stride, size) for batch in torch.split(masks, batch_size))
         return masked_probabilities(captured, batches, fill, between)[:, target].cpu()
 
     return Faithfulness(numbers / count, curve(first, "mean"), curve(~first, "blur"))

@@ -57,23 +57,23 @@ def position_similarity(model: ViT, grid: Size | None = None) -> PositionSimilar
     grid = grid or model.config.grid
     device, position = next(model.parameters()).device, model.position
 
-    def found(pairs: Float[Tensor, "n n"], text: str, bounded: bool = True) -> PositionSimilarity:
+    def similarity(pairs: Float[Tensor, "n n"], text: str, bounded: bool = True) -> PositionSimilarity:
         return PositionSimilarity(pairs.reshape(*grid, *grid).cpu(), text, bounded)
 
     if isinstance(position, AddedPosition):
         vectors = F.normalize(position.table_at(grid, device).float().flatten(0, 1), dim=-1)
-        return found(vectors @ vectors.T, "Cosine similarity of the position embeddings.")
+        return similarity(vectors @ vectors.T, "Cosine similarity of the position embeddings.")
     terms = position.attend(Layout(0, grid), device)
     if terms.bias is not None:
         text = "Relative position bias of the attention logits, averaged over heads."
-        return found(terms.bias.float().mean(dim=-3), text, bounded=False)
+        return similarity(terms.bias.float().mean(dim=-3), text, bounded=False)
     if terms.rotation is not None:
         cos, sin = (part.float() for part in terms.rotation)
         text = (
             "Similarity of rotary position embeddings: cosine of the angle between two positions, averaged over "
             "frequencies. They are fixed, not learned."
         )
-        return found((cos @ cos.T + sin @ sin.T) / cos.shape[1], text)
+        return similarity((cos @ cos.T + sin @ sin.T) / cos.shape[1], text)
     if isinstance(position, ConditionalPosition):
         text = "the position embedding is a convolution and depends on the image"
     elif type(position) is PositionEmbedding:

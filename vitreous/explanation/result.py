@@ -84,7 +84,7 @@ class Explanation:
         return {
             "class": self.label,
             "predictions": [vars(label) for label in self.predictions],
-            "faithfulness": {key: {"deletion": one.deletion, "insertion": one.insertion} for key, one in tests},
+            "faithfulness": {key: {"deletion": test.deletion, "insertion": test.insertion} for key, test in tests},
             "attention_distance": dict(zip(self.layers, distance, strict=False)),
             "lens": [vars(row) for row in self.lens],
             "left_out": self.skipped,

@@ -7,9 +7,9 @@ An image is unknown if its familiarity score (see `vitreous.model.familiarity`) 
 validation images.
 
 A label set contains all classes whose probability reaches a threshold: a quantile of the probability of the true class
-among the validation images. It then contains the true class of new images with the chosen probability, whatever the
-model (split conformal prediction). If the probabilities are right, no other sets with that property are smaller on
-average (Sadinle et al. 2019). In exchange, a set is empty if no class reaches the threshold.
+among the validation images. It then contains the true class of new images with the chosen probability, for any model
+(split conformal prediction). If the probabilities are correct, no other such sets are smaller on average (Sadinle et
+al. 2019). A set is empty if no class reaches the threshold.
 
 n: images; k: classes.
 """
@@ -40,9 +40,9 @@ def calibrate_scores(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> 
 def fit_temperature(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> float:
     """Return the temperature that minimises the cross-entropy.
 
-    The targets are smoothed by 1 / (n + 2), as in Platt scaling, so that a few images that are all classified correctly
-    do not suggest certainty. The loss is convex in the inverse of the temperature; Newton's method finds its minimum,
-    with bisection steps where Newton's would leave the bracket.
+    The targets are smoothed by 1 / (n + 2), as in Platt scaling, so that a few images without an error do not lead to
+    full confidence. The loss is convex in the inverse of the temperature; Newton's method finds its minimum, with a
+    bisection step if a Newton step leaves the bracket.
     """
     if not len(labels):
         raise ValueError("there are no readable images to calibrate on")
@@ -60,17 +60,17 @@ def fit_temperature(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> f
             break
         low, high = (inverse, high) if gradient < 0 else (low, inverse)
         step = inverse - gradient / curvature if curvature > 0 else math.nan
-        following = step if low < step < high else math.sqrt(low * high)
-        if abs(following - inverse) <= 1e-6 * inverse:
+        updated = step if low < step < high else math.sqrt(low * high)
+        if abs(updated - inverse) <= 1e-6 * inverse:
             break
-        inverse = following
+        inverse = updated
     return float(f"{1 / inverse:.6g}")
 
 
 def cross_fitted(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
-    """Return the calibrated probability of the best class of each image, with the temperature of the other half.
+    """Return the calibrated probability of the top class of each image, with the temperature of the other half.
 
-    This measures the calibration without a further split. The halves are every other image of each class.
+    This measures the calibration without another split. Each half has every second image of each class.
     """
     order = labels.argsort(stable=True)
     confidence = torch.zeros(len(labels))
@@ -87,7 +87,7 @@ def true_probabilities(
 
 
 def lower_quantiles(values: Float[Tensor, "n"]) -> tuple[float, ...]:
-    """Return the quantiles for all FRACTIONS that n values suffice for.
+    """Return the quantiles for all FRACTIONS that are not too small for n values.
 
     The quantile for the fraction f is the floor(f (n + 1))-th smallest value: the probability that another value of the
     same distribution is smaller is at most f.
@@ -101,7 +101,7 @@ def lower_quantiles(values: Float[Tensor, "n"]) -> tuple[float, ...]:
 
 
 def familiarity_ranks(calibration: Calibration, scores: Float[Tensor, "b"]) -> list[float]:
-    """Return the fraction of the validation images that each image is at least as familiar as."""
+    """Return, for each image, the fraction of the validation images that are at most as familiar."""
     missing = len(FRACTIONS) - len(calibration.familiarities)
     fractions = (0.0, *FRACTIONS)
     return [fractions[bisect.bisect_right(calibration.familiarities, score) + missing] for score in scores.tolist()]

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 class Prediction:
     """Labels of an image, most probable first, or the error if it could not be read.
 
-    familiarity: Fraction of the validation images that the image is at least as familiar as; None if the model has not
+    familiarity: Fraction of the validation images that are at most as familiar as this image; None if the model has not
         been calibrated.
-    label_set: Labels that contain the true one with the probability `coverage`; None if no coverage was given.
+    label_set: Set of labels that contains the true label with probability `coverage`; None if no coverage was given.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Prediction:
 
     @property
     def unknown(self) -> bool | None:
-        """True if the image is unlike the images that the model was trained for; None if it has not been calibrated."""
+        """True if the image is unlike the training images; None if the model has not been calibrated."""
         return None if self.familiarity is None else self.familiarity < UNKNOWN
 
     def record(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a table: the `top` labels and what a calibrated model adds to them, or features of length `width`."""
+    """Columns of a table: the `top` labels, with the columns of a calibrated model, or features of length `width`."""
 
     top: int = 0
     width: int = 0
@@ -162,8 +162,8 @@ class Engine(ABC):
     ):
         config = getattr(model, "config", None)
         if not isinstance(config, ModelConfig) or config.task not in self.tasks:
-            others = [kind.__name__ for kind in Engine.__subclasses__() if getattr(config, "task", "") in kind.tasks]
-            hint = "".join(f"; use {name}" for name in others)
+            suitable = [kind.__name__ for kind in Engine.__subclasses__() if getattr(config, "task", "") in kind.tasks]
+            hint = "".join(f"; use {name}" for name in suitable)
             raise TypeError(f"{type(self).__name__} takes {self.takes}, got {type(model).__name__}{hint}")
         check_choice("precision", precision, ("fp32", "bf16", "auto"))
         check_whole("batch_size", batch_size, 1, 2**20)
@@ -239,7 +239,7 @@ class Engine(ABC):
         if self.max_pixels is None:
             return False
         done = (future.result() for _, future in pending if future.done())
-        return sum(one.numel() for one in done if isinstance(one, Tensor)) > self.max_pixels
+        return sum(image.numel() for image in done if isinstance(image, Tensor)) > self.max_pixels
 
     def _batches(self, decoded: Iterable[tuple[str, Tensor | str]]) -> Iterator[list[tuple[str, Tensor | str]]]:
         """Group consecutive images of the same size. Errors do not start a new batch."""
@@ -380,7 +380,7 @@ def input_description(config: ModelConfig, name: str = "the model") -> str:
 
 
 def large_cost(config: ModelConfig) -> "Cost | None":
-    """Return the compute and memory cost of one image, or None if the model is small enough not to need checking."""
+    """Return the compute and memory cost of one image, or None for a small model, which needs no check."""
     if math.prod(config.image_size) <= SMALL_PIXELS and config.backbone.num_tokens <= SMALL_TOKENS:
         return None
     from vitreous.model.cost import cost  # imports torch's fake tensors, which is slow

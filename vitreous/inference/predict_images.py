@@ -51,9 +51,9 @@ class Embeddings(Results[Embedding]):
 
     def array(self) -> tuple[list[str], Float[Tensor, "n d"]]:
         """Return the names and features of all readable images."""
-        found = [(one.name, one.vector) for one in self if one.vector is not None]
+        rows = [(result.name, result.vector) for result in self if result.vector is not None]
         empty = torch.zeros(0, self.engine.config.feature_width)
-        return [name for name, _ in found], torch.stack([vector for _, vector in found]) if found else empty
+        return [name for name, _ in rows], torch.stack([vector for _, vector in rows]) if rows else empty
 
 
 def predict(
@@ -182,7 +182,7 @@ def _expand_one(argument: str, literal: bool) -> Iterable[Path]:
     if path.exists():
         return [path]
     if literal or not glob.has_magic(argument):
-        raise ValueError(f"there is no file or folder {argument!r}{path_suggestion(path)}")
+        raise ValueError(f"file or folder {argument!r} not found{path_suggestion(path)}")
     matches = [Path(match) for match in sorted(glob.glob(os.path.expanduser(argument), recursive=True))]
     if not matches:
         raise ValueError(f"no files match {argument!r}")
@@ -192,24 +192,24 @@ def _expand_one(argument: str, literal: bool) -> Iterable[Path]:
 
 def _without_masks(folder: Path) -> list[Path]:
     """Return the images in a folder, without the masks if it is a segmentation data set."""
-    found = _below(folder)
+    files = _below(folder)
     masks = {folder / path for path in mask_files(folder)}
-    images = [path for path in found if path not in masks]
-    if len(images) == len(found):
-        return found
-    message = f"{plural(len(found) - len(images), 'mask')} skipped in segmentation data set {folder}"
+    images = [path for path in files if path not in masks]
+    if len(images) == len(files):
+        return files
+    message = f"{plural(len(files) - len(images), 'mask')} skipped in segmentation data set {folder}"
     warnings.warn(MasksSkipped(message), stacklevel=2)
     return images
 
 
 def _below(folder: Path) -> list[Path]:
     """Return all images in a folder, recursively. Links are followed; hidden folders are skipped."""
-    found, seen = [], set()
+    files, seen = [], set()
     for here, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(here)) in seen:  # a symlink cycle
             folders.clear()
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        found += [Path(here, name) for name in names if is_image_file(name)]
-    return sorted(found)
+        files += [Path(here, name) for name in names if is_image_file(name)]
+    return sorted(files)

@@ -2,9 +2,9 @@
 
 `vit.py` composes patches, tokens, position, encoder, pooling and head into a Vision Transformer; `resnet.py` and
 `segmenter.py` are the other families, and `masked.py` adds decoders for pre-training. `config.py` and `options.py`
-describe a model without torch, `presets.py` names configs, and `build.py` builds modules from them. Other packages use
-a model through `protocol.py`. Names are imported on first use; the options and the function `build` are imported from
-their files.
+describe a model without importing torch, `presets.py` defines named configs, and `build.py` builds modules from
+configs. Other packages use a model through `protocol.py`. Names are imported on first use; the options and the function
+`build` are imported from their files.
 """
 
 from typing import TYPE_CHECKING

@@ -56,7 +56,7 @@ class SelfAttention(nn.Module):
     def weights(
         self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
     ) -> Float[Tensor, "b heads q t"]:
-        """Return A of equation 6. Rows are queries and sum to 1; `queries` selects a subset of them to save memory."""
+        """Return the rows `queries` of the attention matrix A (equation 6). Each row sums to 1."""
         q, k, _ = self.queries_keys_values(tokens, terms)
         logits = q[:, :, queries] @ k.transpose(-2, -1) * self.scale
         return (logits if terms.bias is None else logits + terms.bias[..., queries, :]).softmax(dim=-1)

@@ -105,7 +105,7 @@ class ModelConfig:
 
     @property
     def loss_bytes(self) -> int:
-        """Memory per image that the training loss needs in addition to the activations, if it is considerable."""
+        """Memory per image that the training loss needs in addition to the activations, if it is significant."""
         return 0
 
     @property

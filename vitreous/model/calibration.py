@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vitreous.common.checks import check_numbers, check_positive, check_real, check_whole, fail
 
-# Fractions of the validation images at which quantiles are stored: finer where few images are below them.
+# Fractions of the validation images at which quantiles are stored, in finer steps below 1%.
 FRACTIONS = (*(i / 1000 for i in range(1, 10)), *(i / 100 for i in range(1, 100)))
 UNKNOWN = 0.05  # fraction of the validation images that are below the threshold for "unknown"
 
@@ -16,8 +16,8 @@ UNKNOWN = 0.05  # fraction of the validation images that are below the threshold
 class Calibration:
     """Temperature and quantiles of a classifier's scores for its validation images.
 
-    A quantile is the largest score that at most the given fraction of new images fall below, if they resemble the
-    validation images. Small fractions need many images: the lists may start at a later entry of FRACTIONS.
+    A quantile is the largest score such that at most the given fraction of new images score lower, if they resemble the
+    validation images. Small fractions need many images, so the lists may start at a later entry of FRACTIONS.
 
     temperature: Divisor of the logits before the softmax.
     images: Number of validation images.

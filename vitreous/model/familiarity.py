@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-SHRINKAGE = 0.01  # fraction of the mean variance that is added to every variance, for few images
+SHRINKAGE = 0.01  # fraction of the mean variance that is added to every variance, in case there are few images
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Familiarity:
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], width: int) -> "Familiarity":
-        """Build it from stored tensors, which must fit features of this width."""
+        """Build from stored tensors. Raises ValueError if they do not match features of this width."""
         names = [field.name for field in fields(cls)]
         if set(tensors) != set(names):
             raise ValueError(f"expected the tensors {', '.join(names)}, got {', '.join(tensors) or 'none'}")

@@ -58,10 +58,10 @@ class MaskedPatchPrediction(nn.Module):
         outputs = pixels if target == "pixels" else parts[target] * LEVELS**config.channels
         self.predict = xavier_(nn.Linear(config.width, outputs))
 
-    def forward(self, images: Float[Tensor, "b c h w"], pixels: Float[Tensor, "b c h w"], draws: Tensor) -> Filled:
-        """Return losses. `pixels` are unnormalised images in [0, 1]; `draws` [b, 3, n] are random numbers in [0, 1)."""
+    def forward(self, images: Float[Tensor, "b c h w"], pixels: Float[Tensor, "b c h w"], noise: Tensor) -> Filled:
+        """Return losses. `pixels` are unnormalised images in [0, 1]; `noise` [b, 3, n] is uniform in [0, 1)."""
         patches, grid = self.encoder.patchify(images)
-        corrupted, hidden = self.corrupt(patches, draws)
+        corrupted, hidden = self.corrupt(patches, noise)
         features = self.encoder.encode(*self.encoder.embed(corrupted, grid))
         target = cut(pixels, self.encoder.config.patch_size)
         losses, predicted = self._losses(self.predict(features.patches), target)
@@ -69,18 +69,18 @@ class MaskedPatchPrediction(nn.Module):
         return Filled((losses * weights).sum(1) / weights.sum(1).clamp(min=1), hidden, predicted.detach())
 
     def corrupt(
-        self, patches: Float[Tensor, "b n d"], draws: Float[Tensor, "b 3 n"]
+        self, patches: Float[Tensor, "b n d"], noise: Float[Tensor, "b 3 n"]
     ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
-        """Corrupt a fraction `rate` of the patches of each image; the kind is drawn for each patch."""
+        """Corrupt a fraction `rate` of the patches of each image; the kind of corruption is random for each patch."""
         b, n, _ = patches.shape
-        which, what, other = draws.unbind(1)
+        order, kind, source = noise.unbind(1)
         count = max(round(n * self.rate), 1)
         hidden = torch.zeros(b, n, dtype=torch.bool, device=patches.device)
-        hidden.scatter_(1, which.argsort(dim=1)[:, :count], True)
-        elsewhere = patches.gather(1, (other * n).long()[..., None].expand_as(patches))
-        masked, swapped = hidden & (what < 0.8), hidden & (what >= 0.8) & (what < 0.9)
+        hidden.scatter_(1, order.argsort(dim=1)[:, :count], True)
+        swaps = patches.gather(1, (source * n).long()[..., None].expand_as(patches))
+        masked, swapped = hidden & (kind < 0.8), hidden & (kind >= 0.8) & (kind < 0.9)
         corrupted = torch.where(masked[..., None], self.mask.to(patches.dtype), patches)
-        return torch.where(swapped[..., None], elsewhere, corrupted), hidden
+        return torch.where(swapped[..., None], swaps, corrupted), hidden
 
     def _losses(self, outputs: Tensor, target: Float[Tensor, "b n p"]) -> tuple[Float[Tensor, "b n"], Tensor]:
         """Return the loss and the predicted pixels of each patch."""
@@ -141,18 +141,18 @@ class MaskedAutoencoder(nn.Module):
         pixels = config.channels * config.patch_size[0] * config.patch_size[1]
         self.paint = xavier_(nn.Linear(width, pixels))
 
-    def forward(self, images: Float[Tensor, "b c h w"], draws: Float[Tensor, "b n"]) -> Filled:
-        """Return losses. `draws` are random numbers; the patches with the smallest numbers stay visible."""
-        n = draws.shape[1]
+    def forward(self, images: Float[Tensor, "b c h w"], noise: Float[Tensor, "b n"]) -> Filled:
+        """Return losses. `noise` contains random numbers; the patches with the smallest numbers stay visible."""
+        n = noise.shape[1]
         visible = max(min(round(n * (1 - self.rate)), n - 1), 1)  # at least one visible and one hidden patch
-        keep_indices = draws.argsort(dim=1)[:, :visible].sort(dim=1).values
+        keep_indices = noise.argsort(dim=1)[:, :visible].sort(dim=1).values
         patches, grid = self.encoder.patchify(images, keep_indices)
         features = self.encoder.encode(*self.encoder.embed(patches, grid, keep_indices))
         assert features.keep_indices is not None
         predicted = self.decode(features, features.keep_indices).float()
         target = cut(images, self.encoder.config.patch_size).float()
         mean, std = target.mean(-1, keepdim=True), (target.var(-1, keepdim=True) + 1e-6).sqrt()
-        hidden = torch.ones(draws.shape, dtype=torch.bool, device=images.device).scatter_(
+        hidden = torch.ones(noise.shape, dtype=torch.bool, device=images.device).scatter_(
             1, features.keep_indices, False
         )
         errors = ((predicted - (target - mean) / std) ** 2).mean(-1)

@@ -299,7 +299,7 @@ def check_value_range(field: str, value: tuple[float, float]) -> None:
     for number in numbers:
         check_real(field, number, -(2**32), 2**32)
     if len(numbers) != 2 or numbers[0] >= numbers[1]:
-        fail(field, value, "two numbers, the first of which is smaller, such as 0 4095")
+        fail(field, value, "two increasing numbers, such as 0 4095")
 
 
 @dataclass(frozen=True)

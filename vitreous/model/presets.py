@@ -101,12 +101,12 @@ def preset(name: str) -> AnyConfig:
     >>> preset("ViT-B16")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    vitreous.common.checks.BadValue: there is no preset 'ViT-B16' (did you mean 'ViT-B/16'?). ...
+    vitreous.common.checks.BadValue: unknown preset 'ViT-B16' (did you mean 'ViT-B/16'?); ...
     """
     if name not in PRESETS:
         meant = _preset_name(name)
         hint = f" (did you mean {meant!r}?)" if meant in PRESETS else suggestion(name, PRESETS)
-        raise BadValue(f"there is no preset {name!r}{hint}. Run `vitreous info` to list all presets")
+        raise BadValue(f"unknown preset {name!r}{hint}; `vitreous info` lists all presets")
     return PRESETS[name]
 
 

@@ -51,7 +51,7 @@ class Model(nn.Module):
 
     @property
     def heads(self) -> list[nn.Module]:
-        """Modules that turn features into scores: one, or two with a distillation token."""
+        """Modules that map features to scores: one, or two with a distillation token."""
         found = (getattr(self, name, None) for name in HEADS)
         return [head for head in found if head is not None]
 

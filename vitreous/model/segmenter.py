@@ -121,9 +121,9 @@ def slide(model: Segmenter, images: Float[Tensor, "b c h w"], overlap: float = 0
     corners = list(itertools.product(_starts(h, size[0], overlap), _starts(w, size[1], overlap)))
     places = [(..., slice(top, top + size[0]), slice(left, left + size[1])) for top, left in corners]
     for start in range(0, len(places), WINDOWS):
-        some = places[start : start + WINDOWS]  # all windows have the same shape
-        scores = model(torch.cat([images[place] for place in some])).float()
-        for place, part in zip(some, scores.split(b), strict=True):
+        batch = places[start : start + WINDOWS]  # all windows have the same shape
+        scores = model(torch.cat([images[place] for place in batch])).float()
+        for place, part in zip(batch, scores.split(b), strict=True):
             total[place] += part
             count[place[1:]] += 1
     return total / count

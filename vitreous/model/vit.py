@@ -167,7 +167,7 @@ class ViT(Model):
         return model
 
     def _walk(self, tokens: Tensor, layout: Layout, wanted: list[int]) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-        """Iterate over the layers up to the last wanted one."""
+        """Iterate over the layers up to the last one in `wanted`."""
         return zip(range(max(wanted, default=-1) + 1), self.encoder.walk(tokens, layout, self.position), strict=False)
 
     def _features(self, tokens: Tensor, layout: Layout) -> Features:

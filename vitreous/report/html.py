@@ -88,7 +88,7 @@ def inner(*children: str) -> Html:
 
 
 def tag(name: str, /, *children: str, **attributes: str) -> Html:
-    """Create an element. In attribute names, a trailing `_` is dropped (`class_`) and any other becomes a hyphen.
+    """Create an element. In attribute names, a trailing `_` is dropped (`class_`), and any other `_` becomes a hyphen.
 
     >>> tag("p", "1 < 2 ", tag("b", "yes"), class_="soft")
     '<p class="soft">1 &lt; 2 <b>yes</b></p>'

@@ -68,12 +68,12 @@ def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
     async def warm_up(app: FastAPI) -> None:
         blank = io.BytesIO()
         Image.new("RGB", (64, 64), (127, 127, 127)).save(blank, "PNG")
-        for one in served:
+        for model in served:
             try:
-                task = one.model.config.task
-                await scheduler.batch((one.id, task), blank.getvalue(), api.computations(one)[task])
+                task = model.model.config.task
+                await scheduler.batch((model.id, task), blank.getvalue(), api.computations(model)[task])
             except Exception as error:
-                errors.logger.error("%s failed on a test image: %s", one.id, error)
+                errors.logger.error("%s failed on a test image: %s", model.id, error)
                 return
         app.state.ready = True
 
@@ -161,15 +161,15 @@ def run_server(
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for every invalid form
     with bind(settings.host, settings.port) as listener:
         served = load_models(checkpoints, image_size, device, precision, settings.max_batch)
-        for one in served:
-            check_capacity(one, settings.timeout)
+        for model in served:
+            check_capacity(model, settings.timeout)
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if not is_loopback(host) and settings.api_key is None:
             warning = "no API key is set, so anyone who can reach this machine can use the server"
             print(f"vitreous: warning: {warning}", file=sys.stderr)
         app = create_app(served, settings)
-        greeting = f"Serving {', '.join(one.id for one in served)} at {url} (press Ctrl+C to stop)"
+        greeting = f"Serving {', '.join(model.id for model in served)} at {url} (press Ctrl+C to stop)"
         server = Server(uvicorn_config(app, settings), app, greeting, url if open_page else None)
         listener.listen()  # fails if another server took the port during loading, which uvicorn would not report
         server.run(sockets=[listener])
@@ -199,8 +199,8 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 def bind(host: str, port: int) -> socket.socket:
     """Bind a socket without listening yet, so that clients cannot connect before the server starts."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

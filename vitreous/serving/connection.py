@@ -133,7 +133,7 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0
         super().on_body(body)
         if self.cycle.response_complete and not self.transport.is_closing():
-            # The response was sent before the whole body arrived. Read the rest, but only for a while.
+            # The response was sent before the whole body arrived. Read the rest, but with a time limit.
             self._timer = self._timer or self.loop.call_later(HEADER_SECONDS, self.transport.close_now)
 
     def on_message_complete(self) -> None:

@@ -95,7 +95,7 @@ def load_models(
     max_batch: int = 16,
 ) -> list[ServedModel]:
     """Load every checkpoint into memory; its file may then be changed or deleted."""
-    names = [str(one) for one in checkpoints]
+    names = [str(checkpoint) for checkpoint in checkpoints]
     served = []
     for id, name in zip(unique_ids(names), names, strict=True):
         model = load(name, image_size=image_size or None)

@@ -230,10 +230,11 @@ MAX_PARTS = 32  # form parts; each takes more time than its bytes suggest
 
 def find_model(served: Sequence[ServedModel], id: str | None) -> ServedModel:
     """Return the model with this id, or the first model if `id` is None."""
-    for one in served:
-        if id is None or one.id == id:
-            return one
-    raise ApiError(404, "unknown_model", f"unknown model {id!r}; choose from {', '.join(one.id for one in served)}")
+    for model in served:
+        if id is None or model.id == id:
+            return model
+    known = ", ".join(model.id for model in served)
+    raise ApiError(404, "unknown_model", f"unknown model {id!r}; choose from {known}")
 
 
 class Upload(NamedTuple):

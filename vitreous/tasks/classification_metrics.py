@@ -1,7 +1,7 @@
 """Classification metrics: accuracy, loss, calibration, per-class metrics and confusion.
 
-Logits are reduced batch by batch on their device. Only 64 bytes per image are kept, whatever the number of classes,
-unless the logits are needed to calibrate the model.
+Logits are reduced batch by batch on their device. Only 64 bytes per image are kept, regardless of the number of
+classes, unless the logits are needed to calibrate the model.
 
 n: images; k: top classes that are kept, at most 5.
 """
@@ -36,8 +36,8 @@ from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import Preprocessing
 from vitreous.model.top_labels import top_classes
 
-MOST_FEATURES, MOST_PER_CLASS = 2000, 10  # images of each split that the familiarity is fitted to; the larger number
-MOST_LOGITS = 2**24  # kept to calibrate a model: those of 16,000 images with 1,000 classes
+MOST_FEATURES, MOST_PER_CLASS = 2000, 10  # maximum images per split for the familiarity: 2000, or 10 per class if more
+MOST_LOGITS = 2**24  # maximum number of logits to keep for a calibration, e.g. 16,000 images with 1,000 classes
 UNREADABLE = -1  # label of an unreadable image
 
 
@@ -120,7 +120,8 @@ class Evaluation:
         if names is not None and len(names) != num_classes:
             raise ValueError(f"names has {len(names)} entries, but the logits have {num_classes} classes")
         if bool(((labels < UNREADABLE) | (labels >= num_classes)).any()):
-            raise ValueError(f"labels must be from 0 to {num_classes - 1}, or {UNREADABLE} for an unreadable image")
+            allowed = f"from 0 to {num_classes - 1}, or {UNREADABLE} for an unreadable image"
+            raise ValueError(f"labels must be {allowed}, got {int(labels.min())} to {int(labels.max())}")
         readable = labels != UNREADABLE
         logits = torch.where(readable[:, None], logits.float(), 0)  # logits of unreadable images are arbitrary
         broken = int((~logits.isfinite().all(1)).sum())
@@ -167,7 +168,8 @@ class Evaluation:
     def calibrate(self) -> tuple[Calibration, "Evaluation"]:
         """Fit a calibration to the kept logits. Also return the evaluation with cross-fitted probabilities.
 
-        These use the temperature of the other half of the images, because that of all images would look too good.
+        Each half of the images uses the temperature of the other half, because a temperature that was fitted to the
+        same images would look too good.
         """
         self._check_not_empty()
         assert self.logits is not None
@@ -197,7 +199,7 @@ class Evaluation:
     def calibration(self, bins: int = 15, calibrated: bool = False) -> Reliability:
         """Compare confidence with accuracy, in 15 bins by default (Guo et al. 2017).
 
-        calibrated: Use the calibrated confidence, which must be known.
+        calibrated: Use the calibrated confidence. The model must be calibrated.
         """
         self._check_not_empty()
         edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
@@ -294,22 +296,21 @@ def fit_familiarity(
     """Fit the familiarity to features of training images. Also return the scores of validation images."""
     parts, most = [], max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
     for source in (train, val):
-        some = pick(source, np.arange(0, len(source), -(-len(source) // most)))
-        results = tracked(predictor.stream_embeddings(some), "extracting features", len(some), progress)
-        found = [(row, one.vector) for row, one in enumerate(results) if one.vector is not None]
-        rows, vectors = [row for row, _ in found], [vector for _, vector in found]
-        if not rows:
-            raise ValueError("there are no readable images to calibrate on")
-        parts.append((torch.stack(vectors), torch.from_numpy(some.labels[rows])))
-    (features, labels), (others, _) = parts
+        sample = pick(source, np.arange(0, len(source), -(-len(source) // most)))
+        results = tracked(predictor.stream_embeddings(sample), "extracting features", len(sample), progress)
+        vectors = {row: result.vector for row, result in enumerate(results) if result.vector is not None}
+        if not vectors:
+            raise ValueError(f"cannot calibrate: none of the {len(sample)} images could be read")
+        parts.append((torch.stack(list(vectors.values())), torch.from_numpy(sample.labels[list(vectors)])))
+    (features, labels), (val_features, _) = parts
     familiarity = Familiarity.fit(features, labels)
-    return familiarity, familiarity.scores(others)
+    return familiarity, familiarity.scores(val_features)
 
 
-def share_of(count: int, batch_size: int, rank: int, ranks: int) -> list[range]:
-    """Return the batches of process `rank` of `ranks`: whole ones, so that any number of processes computes the same.
+def rank_batches(count: int, batch_size: int, rank: int, ranks: int) -> list[range]:
+    """Return the batches of process `rank` of `ranks`. Batches do not depend on the number of processes.
 
-    >>> share_of(10, 4, 0, 2), share_of(10, 4, 1, 2)
+    >>> rank_batches(10, 4, 0, 2), rank_batches(10, 4, 1, 2)
     ([range(0, 4), range(8, 10)], [range(4, 8)])
     """
     starts = range(rank * batch_size, count, ranks * batch_size)
@@ -328,13 +329,11 @@ def classify_source(
     """Evaluate a predictor on the images of process `rank` of `ranks`. Raise if a prediction is NaN."""
     calibration = predictor.config.calibration
     how: dict[str, Any] = {"temperature": calibration and calibration.temperature, "keep_logits": keep_logits}
-    batches = share_of(len(source), predictor.batch_size, rank, ranks)
+    batches = rank_batches(len(source), predictor.batch_size, rank, ranks)
     results = predictor.stream_logits(SourceImage(source, index) for batch in batches for index in batch)
     results = tracked(results, "classifying images", sum(map(len, batches)), progress)
-    none = torch.zeros(0, dtype=torch.int64)
-    parts = [
-        Evaluation.of(torch.zeros(0, len(classes)), none, classes, none, **how)
-    ]  # there may be more processes than images
+    empty = torch.zeros(0, dtype=torch.int64)  # there may be more processes than images
+    parts = [Evaluation.of(torch.zeros(0, len(classes)), empty, classes, empty, **how)]
     for batch in batches:
         indices = torch.tensor(batch)
         labels, scores, problems = torch.from_numpy(source.labels[indices.numpy()]), [], []

@@ -164,11 +164,11 @@ class Classify(Task):
         correct, count = round(metrics["top1"] * metrics["count"]), metrics["count"]
         headline = ["top1", *(["top5"] if len(classes) > 5 else []), "loss", "ece"]
         texts = {"top5": "top-5", "loss": "loss", "ece": "calibration error"}
-        others = "".join(f", {texts[key]} {metrics[key]:.4f}" for key in headline[1:])
+        more = "".join(f", {texts[key]} {metrics[key]:.4f}" for key in headline[1:])
         if "ece_calibrated" in metrics:
-            others += f" ({metrics['ece_calibrated']:.4f} calibrated)"
+            more += f" ({metrics['ece_calibrated']:.4f} calibrated)"
         return TaskReport(
-            f"top-1 {metrics['top1']:.4f} ({correct:,} of {count:,} images){others}",
+            f"top-1 {metrics['top1']:.4f} ({correct:,} of {count:,} images){more}",
             f"Classification into {len(classes)} classes, {run.evaluated_on}",
             {key: metrics[key] for key in headline},
             [
@@ -185,8 +185,8 @@ class Classify(Task):
         reader = Reader(source, config.image_size, config.channels, config.preprocessing)
         images = reader[Request(0, indices, indices)].images
         return [
-            Mistake(image, source.name(one.index), classes[one.true], classes[one.predicted], one.probability)
-            for image, one in zip(images, wrong, strict=True)
+            Mistake(image, source.name(row.index), classes[row.true], classes[row.predicted], row.probability)
+            for image, row in zip(images, wrong, strict=True)
         ]
 
 
@@ -257,11 +257,12 @@ def evaluation_sections(
     if draw:
         plots.calibration(folder / "calibration.png", **vars(evaluation.calibration()))
         captions = []
-        for one in mistakes:
-            truth, predicted = (class_caption(text, evaluation.names or ()) for text in (one.truth, one.predicted))
+        for mistake in mistakes:
+            labels = (mistake.truth, mistake.predicted)
+            truth, predicted = (class_caption(label, evaluation.names or ()) for label in labels)
             arrow = " → " if len(truth + predicted) <= 10 else " →\n"
-            captions.append(f"{truth}{arrow}{predicted} ({one.probability:.0%})")
-        plots.grid(folder / "mistakes.png", [one.image for one in mistakes], captions, columns=6, width=1.75)
+            captions.append(f"{truth}{arrow}{predicted} ({mistake.probability:.0%})")
+        plots.grid(folder / "mistakes.png", [mistake.image for mistake in mistakes], captions, columns=6, width=1.75)
     return [
         Section("Classes", per_class(evaluation)),
         Section("Confusion", confusion(evaluation, folder / "confusion.png" if drawn else None)),
@@ -279,16 +280,16 @@ def _mistakes(evaluation: Evaluation, mistakes: Sequence[Mistake]) -> list[Html]
         "These are the most confident mistakes. Often the label is wrong or the image is ambiguous. "
         "Captions: true class → predicted class (probability)."
     )
-    alts = [f"{one.name}: {one.truth}, predicted as {one.predicted}" for one in mistakes]
+    alts = [f"{mistake.name}: {mistake.truth}, predicted as {mistake.predicted}" for mistake in mistakes]
     captions = [
         inner(
-            tag("b", name(one.truth), " → ", name(one.predicted)),
-            f" ({one.probability:.0%})",
-            tag("small", name(one.name), title=one.name),
+            tag("b", name(mistake.truth), " → ", name(mistake.predicted)),
+            f" ({mistake.probability:.0%})",
+            tag("small", name(mistake.name), title=mistake.name),
         )
-        for one in mistakes
+        for mistake in mistakes
     ]
-    return [tag("p", text), photos([one.image for one in mistakes], alts, captions)]
+    return [tag("p", text), photos([mistake.image for mistake in mistakes], alts, captions)]
 
 
 def per_class(evaluation: Evaluation) -> list[Html]:
@@ -347,19 +348,19 @@ def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
     """Return the calibration error with an explanation, and the reliability diagram (if drawn)."""
     bins, top1 = evaluation.calibration(), evaluation.metrics()["top1"]
     gap = float((bins.confidence * bins.counts).sum() / bins.counts.sum()) - top1
-    lean = "neither overconfident nor underconfident overall"
+    confidence = "neither overconfident nor underconfident overall"
     if abs(gap) > 0.01:
-        lean = "overconfident overall" if gap > 0 else "underconfident overall"
+        confidence = "overconfident overall" if gap > 0 else "underconfident overall"
     text = (
-        f"Predictions with a probability of 80% should be correct 80% of the time. The mean calibration error of this "
-        f"model is {100 * bins.ece:.1f} percentage points. The model is {lean}."
+        f"Predictions with a probability of 80% should be correct 80% of the time. The expected calibration error of "
+        f"this model is {100 * bins.ece:.1f} percentage points. The model is {confidence}."
     )
     if evaluation.calibrated is not None:
         after = 100 * evaluation.calibration(calibrated=True).ece
         fitted = "on the validation split"
         if evaluation.cross_fitted:
             fitted = "on this split; each half of the images is evaluated with the temperature of the other half"
-        text += f" With the temperature that predictions use, it is {after:.1f} points (fitted {fitted})."
+        text += f" With the calibrated temperature, it is {after:.1f} points (fitted {fitted})."
     if drawn is None:
         return [tag("p", text)]
     note = f"Hollow dots mark bins with fewer than {plots.FEW} images. These bins are unreliable."

@@ -165,7 +165,7 @@ class Optim:
     """Optimizer, learning-rate schedule and weight averaging."""
 
     optimizer: Literal["adamw", "sgd", "muon"] | None = None
-    """muon uses Muon for the matrices of the blocks and AdamW for all other weights."""
+    """muon: Muon for the matrices of the blocks, and AdamW for all other weights."""
     lr: float | None = None
     """Peak learning rate."""
     weight_decay: float = 0.05
@@ -285,8 +285,8 @@ class TrainConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Strategy for multiple processes (torchrun)."""
     compile: bool | Literal["blocks"] | None = None
-    """True: compile the whole model with torch.compile; "blocks": only its transformer blocks, which takes seconds and
-    not a minute. By default the blocks are compiled on a GPU if that makes the run shorter."""
+    """True: compile the whole model with torch.compile; "blocks": only its transformer blocks, which takes seconds
+    instead of a minute. By default, the blocks are compiled on a GPU if that makes the run shorter."""
     checkpoint_blocks: bool = False
     """Activation checkpointing: recompute blocks in the backward pass to save memory."""
 

@@ -87,18 +87,18 @@ class Masked(Task):
         return self._module
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        draws = SampleRng(self.config.seed, batch.epoch, batch.keys)
-        return self._inputs(augment(batch.images, draws, self.augmentation), draws, batch.labels)
+        rng = SampleRng(self.config.seed, batch.epoch, batch.keys)
+        return self._inputs(augment(batch.images, rng, self.augmentation), rng, batch.labels)
 
     def prepare_evaluation(self, batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
         """Return the inputs of `predict`. An image has the same mask in every evaluation, so losses are comparable."""
         unit = batch.images.to(device, non_blocking=True).float() / 255
         return self._inputs(unit, SampleRng(self.config.seed, 0, batch.keys.cpu()), batch.labels)
 
-    def _inputs(self, unit: Tensor, draws: SampleRng, labels: Tensor) -> tuple[Tensor, ...]:
+    def _inputs(self, unit: Tensor, rng: SampleRng, labels: Tensor) -> tuple[Tensor, ...]:
         """Return normalised images, images in [0, 1], random numbers for the mask, and image weights."""
         (gh, gw), sets = self.model.config.grid, self.random_sets
-        numbers = draws.to(unit.device).uniform("hidden", sets * gh * gw).view(-1, sets, gh * gw)
+        numbers = rng.to(unit.device).uniform("hidden", sets * gh * gw).view(-1, sets, gh * gw)
         readable = (labels >= 0).float().to(unit.device, non_blocking=True)
         return normalise(unit, self.model.config.preprocessing), unit, numbers, readable
 

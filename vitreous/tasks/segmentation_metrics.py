@@ -25,7 +25,7 @@ from vitreous.data.sources.base import Source
 from vitreous.inference.engine import NOT_A_NUMBER, SourceImage, evaluation_mode, mixed_precision, model_input
 from vitreous.inference.predictor import SegmentPredictor
 from vitreous.model.options import IGNORED, Preprocessing
-from vitreous.tasks.classification_metrics import UNREADABLE, ratio, share_of
+from vitreous.tasks.classification_metrics import UNREADABLE, rank_batches, ratio
 
 Ids = UInt8[Tensor, "n h w"] | Int[Tensor, "n h w"]
 
@@ -70,10 +70,10 @@ class SegmentEvaluation:
         readable = labels.to(device) != UNREADABLE
         masks = torch.where(readable[:, None, None], masks.to(device), IGNORED)
         known = masks != IGNORED
-        for what, ids in (("masks", torch.where(known, masks, 0)), ("predicted", predicted)):
+        for name, ids in (("masks", torch.where(known, masks, 0)), ("predicted", predicted)):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= k:
-                raise ValueError(f"{what} contains class ids from {low} to {high}; must be from 0 to {k - 1}")
+                raise ValueError(f"{name} must contain class indices from 0 to {k - 1}, got {low} to {high}")
         place = torch.arange(n, device=device)[:, None, None]
         rows = place * (k + 1) + torch.where(known, masks, k)  # ignored pixels go to row k, which is dropped
         counts = torch.bincount((rows * k + predicted).flatten(), minlength=n * (k + 1) * k).view(n, k + 1, k)[:, :k]
@@ -123,8 +123,8 @@ class SegmentEvaluation:
         if not pixels:
             raise ValueError(f"nothing to evaluate: none of the {len(self.indices)} images has labelled pixels")
         classes = self.per_class()
-        ious = [one.iou for one in classes if one.iou is not None]
-        outlines = [one.boundary_f for one in classes if one.boundary_f is not None]
+        ious = [row.iou for row in classes if row.iou is not None]
+        outlines = [row.boundary_f for row in classes if row.boundary_f is not None]
         count = int(self.readable.sum())
         return {
             "miou": sum(ious) / len(ious),
@@ -202,7 +202,7 @@ def segment_source(
     progress: Report = silent,
 ) -> SegmentEvaluation:
     """Evaluate a predictor, at full size, on the images of process `rank` of `ranks`."""
-    mine = [index for batch in share_of(len(source), predictor.batch_size, rank, ranks) for index in batch]
+    mine = [index for batch in rank_batches(len(source), predictor.batch_size, rank, ranks) for index in batch]
     if not mine:  # more processes than images: add a duplicate, which `join` drops
         return SegmentEvaluation.unreadable(0, classes, ())
     parts = []

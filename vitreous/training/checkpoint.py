@@ -37,8 +37,8 @@ from vitreous.weights.native import CARD, FILES, write_files
 CHECKSUMS, PROGRESS = "checksums.json", "progress.json"
 CONTENTS = (*FILES, PROGRESS, CHECKSUMS, "training/*.safetensors")  # files in a checkpoint
 STEP = re.compile(r"step-\d{8,}")  # copies of earlier checkpoints
-SMALL_BYTES = 1 << 22  # weights of a model whose checkpoints are written in no time
-SAVE_INTERVAL = 50  # minimum time between large checkpoints, relative to the time that one takes
+SMALL_BYTES = 1 << 22  # checkpoints of models with at most this many bytes of weights are written without delay
+SAVE_INTERVAL = 50  # minimum time between large checkpoints, as a multiple of the time to write one
 INSTEAD = "resume from an earlier checkpoint by renaming its step-* folder to last, or start a new run"
 
 
@@ -120,8 +120,8 @@ def save(folder: Path, state: State, progress: Progress, world: World, provenanc
 class Saver:
     """Writes `best/` and `last/` during a run.
 
-    Small checkpoints are written after every evaluation. Large ones can take longer than an epoch, so they are written
-    only so often that they take a fiftieth of the time. Until then, the best weights stay in memory; `best/` is
+    Small checkpoints are written after every evaluation. A large one can take longer than an epoch to write, so the
+    time between them is at least SAVE_INTERVAL times as long. Until then, the best weights stay in memory. `best/` is
     written before `last/`, so a run that is killed in between resumes with an earlier best score, never a later one.
     """
 
@@ -132,12 +132,12 @@ class Saver:
         self.best: tuple[Model, dict[str, Tensor], Mapping[str, Any]] | None = None  # not yet written
 
     def due(self, evaluated: bool = False) -> bool:
-        """True if a checkpoint should be written now. Processes may disagree."""
+        """True if a checkpoint should be written now. The result may differ between processes."""
         elapsed = time.monotonic() - self.saved
         return elapsed >= 60 * self.minutes or (evaluated and (self.small or elapsed >= SAVE_INTERVAL * self.took))
 
     def keep_best(self, provenance: Mapping[str, Any]) -> None:
-        """Remember the current weights as the best ones. All processes must call this."""
+        """Keep a copy of the current weights as the best ones. All processes must call this."""
         self.best = (*self.state.export(), provenance)
 
     def save(self, progress: Progress) -> None:

@@ -57,7 +57,7 @@ def extend(
     of training on all images at once, but it is not calibrated (see `vitreous.calibrate`).
 
     checkpoint: Checkpoint folder, such as runs/pets/best.
-    data: New images, as for `vitreous.train`. If they have splits, only train is used.
+    data: New images, as for `vitreous.train`. If they have splits, only the train split is used.
     out: Folder for the extended checkpoint.
     data_root: Local copy of a data set that is otherwise downloaded.
     workers: Number of decoding threads; by default one per core, at most 16.
@@ -70,13 +70,13 @@ def extend(
     new_data = find_data(os.fspath(data), None if data_root is None else Path(data_root))
     source = new_images(new_data)
     predictor = Predictor(model, device, batch_size=batch_size, precision=precision, workers=workers)
-    found = extract(predictor, source)
+    extracted = extract(predictor, source)
 
-    counts = torch.bincount(found.labels, minlength=len(source.classes)).tolist()
+    counts = torch.bincount(extracted.labels, minlength=len(source.classes)).tolist()
     before, added = model.config.labels, {name: n for name, n in zip(source.classes, counts, strict=True) if n}
     labels = merged_labels(before, added)
     places = torch.tensor([labels.index(name) if name in added else -1 for name in source.classes])
-    known = FeatureSet(found.features, places[found.labels])
+    known = FeatureSet(extracted.features, places[extracted.labels])
     statistics = statistics.with_classes([labels.index(name) for name in before], len(labels))
     statistics += Statistics.of(known, len(labels), solver_device(predictor.device))
 
@@ -87,11 +87,11 @@ def extend(
     metrics = {"leave_one_out_top1": classifier.top1}
     save_folder(model, out, {"extensions": extensions, "metrics": metrics})
     new, seconds = tuple(name for name in labels if name not in before), time.monotonic() - started
-    return Extension(Path(out), added, new, statistics.count, classifier, found.problems, seconds)
+    return Extension(Path(out), added, new, statistics.count, classifier, extracted.problems, seconds)
 
 
 def stored_statistics(model: Model, checkpoint: str) -> Statistics:
-    """Return the statistics of a checkpoint, or raise ValueError with the command that helps."""
+    """Return the statistics of a checkpoint. Raises ValueError, with the command to run instead, if it has none."""
     tensors = statistics_of(model)
     if tensors is None:
         command = f"vitreous train --data DIR --init {shlex.quote(checkpoint)} --train-only lda"
@@ -116,13 +116,13 @@ def new_images(found: FoundData) -> Source:
 
 
 def merged_labels(before: Sequence[str], added: Iterable[str]) -> tuple[str, ...]:
-    """Return all classes in the order in which a data set has them; new ones come last if the old are in another order.
+    """Merge class names in the order of a data set. If `before` has another order, new names come last.
 
     >>> merged_labels(["cat", "dog"], ["bird", "dog"])
     ('bird', 'cat', 'dog')
     """
-    everything = dict.fromkeys([*before, *added])
+    merged = dict.fromkeys([*before, *added])
     for order in (order_labels, lambda names: tuple(sorted(names))):
         if order(before) == tuple(before):
-            return order(everything)
-    return tuple(everything)
+            return order(merged)
+    return tuple(merged)

@@ -37,7 +37,7 @@ PHASES = ("set-up", "compile", "data", "steps", "evaluation", "checkpoints", "re
 
 
 class PhaseTimer:
-    """Measures the seconds of each phase of a run, which starts with the set-up. Inner phases interrupt outer ones."""
+    """Measures the seconds of each phase of a run, starting with the set-up. A nested phase pauses the outer one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self.clock, self.phase, self.since = clock, PHASES[0], clock()
@@ -62,7 +62,7 @@ class PhaseTimer:
         return dict(self._seconds)
 
     def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Iterate over batches; the time to get one belongs to the data."""
+        """Iterate over batches, and count the time to get each batch as the data phase."""
         iterator = iter(batches)
         while True:
             with self("data"):
@@ -381,8 +381,8 @@ class ProgressDisplay:
         steps = self.total_steps - self.start_step
         epochs = steps / self.steps_per_epoch
         whole = "the remaining " if self.start_step else ""
-        what = f"{whole}{epochs:.3g} epoch{'s' * (epochs != 1)}" if epochs >= 1 else f"{whole}{steps} steps"
-        self.print(f"about {roughly(steps * self._pace())} for {what} and their evaluation")
+        length = f"{whole}{epochs:.3g} epoch{'s' * (epochs != 1)}" if epochs >= 1 else f"{whole}{steps} steps"
+        self.print(f"about {roughly(steps * self._pace())} for {length} and their evaluation")
 
 
 def _short(name: str) -> str:

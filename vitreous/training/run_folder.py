@@ -104,12 +104,12 @@ def has_checkpoint(folder: Path) -> bool:
         return True
     killed_early = (folder / DATA).exists() and not (folder / SAVED).exists()
     kept = sorted(path.name for path in folder.iterdir() if STEP.fullmatch(path.name))
-    there = [name for name in ("best", METRICS, "metrics.json", *kept) if (folder / name).exists()]
-    if not there and not (folder / SAVED).exists():
+    existing = [name for name in ("best", METRICS, "metrics.json", *kept) if (folder / name).exists()]
+    if not existing and not (folder / SAVED).exists():
         return False
     if killed_early and not kept and not (folder / "metrics.json").exists():
         return False
-    found = ", ".join(there) or "a checkpoint"
+    found = ", ".join(existing) or "a checkpoint"
     choice = f"rename {kept[-1]} to last to resume from there, " if kept else ""
     raise ValueError(
         f"{folder / 'last'} is missing, although the run has already saved {found}; restore it, {choice}"
@@ -251,7 +251,8 @@ class DataRecord:
 
     def labels(self) -> dict[str, str]:
         """Return the label of every sample by name."""
-        pairs = [zip(one.names, one.labels or [""] * len(one.names), strict=False) for one in self.splits.values()]
+        splits = self.splits.values()
+        pairs = [zip(split.names, split.labels or [""] * len(split.names), strict=False) for split in splits]
         return {name: label for pair in pairs for name, label in pair}
 
     def names(self, *splits: str) -> set[str]:
@@ -276,12 +277,12 @@ def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow
             return data
     changes = _changes(before, now)
     if reason := _unacceptable(before, now):
-        raise ValueError(f"{data.name} has changed since the run began ({changes}): {reason}; restore the old data")
+        raise ValueError(f"{data.name} has changed since the run started ({changes}): {reason}; restore the old data")
     if not allow_change:
         raise ValueError(
-            f"{data.name} has changed since the run began ({changes}); restore it, or resume with --allow-data-change"
+            f"{data.name} has changed since the run started ({changes}); restore it, or resume with --allow-data-change"
         )
-    return replace(data, note=f"{data.note}; changed since the run began: {changes}")
+    return replace(data, note=f"{data.note}; changed since the run started: {changes}")
 
 
 def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
@@ -294,16 +295,17 @@ def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
     in_val = np.array([source.name(int(index)) in held_out for index in indices])
     if not in_val.any() or in_val.all():
         missing = "validation" if not in_val.any() else "training"
-        raise ValueError(f"{data.name} has changed since the run began: no {missing} samples are left")
+        raise ValueError(f"{data.name} has changed since the run started: no {missing} samples are left")
     train, val = pick(source, indices[~in_val]), pick(source, indices[in_val])
     note = f"train {len(train):,}, val {len(val):,}; same split as at the start of the run"
     return replace(data, train=train, val=val, note=note)
 
 
 def _class_changes(before: list[str], now: list[str]) -> str:
-    gone, new = ([name for name in one if name not in other] for one, other in ((before, now), (now, before)))
-    parts = [f"classes removed: {listed(gone)}" if gone else "", f"classes added: {listed(new)}" if new else ""]
-    return ", ".join(filter(None, parts)) or "the order of the classes changed"
+    removed, added = [name for name in before if name not in now], [name for name in now if name not in before]
+    changes = [f"classes removed: {listed(removed)}"] if removed else []
+    changes += [f"classes added: {listed(added)}"] if added else []
+    return ", ".join(changes) or "the order of the classes changed"
 
 
 def _changes(before: DataRecord, now: DataRecord) -> str:

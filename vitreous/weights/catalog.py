@@ -16,7 +16,7 @@ from vitreous.common.checks import suggestion
 HUB_PREFIX = "hf-hub:"
 OWNER = "timm"
 
-# What `top1` means. timm evaluates all models that have an ImageNet-1k head (its results-imagenet.csv).
+# Meanings of `top1`. timm evaluates all models that have an ImageNet-1k head (its results-imagenet.csv).
 EVALUATED = "ImageNet-1k top-1 of these weights, measured by timm"
 LINEAR = "ImageNet-1k top-1 of a linear probe, reported by the authors"
 FINE_TUNED = "ImageNet-1k top-1 after fine-tuning, reported by the authors"
@@ -34,7 +34,7 @@ class Pretrained:
     image_size: int
     parameters: float  # in millions, with the head
     top1: float | None  # in percent; None if the authors report none
-    measured: str  # what `top1` means
+    measured: str  # meaning of `top1`
     license: str
     paper: str  # arXiv id
 
@@ -151,7 +151,7 @@ for _name, _entry in CATALOG.items():
 
 
 def name_hint(name: str) -> str:
-    """Return the catalog name to use instead of a model name of timm or torch.hub or a misspelt name, or "".
+    """Suggest the catalog name for a misspelt name or for a model name of timm or torch.hub; "" if there is none.
 
     >>> name_hint("dinov2-small")
     " (did you mean 'dinov2-s'?)"
@@ -165,9 +165,9 @@ def name_hint(name: str) -> str:
     name = name.removeprefix(f"{OWNER}/")
     if original := re.fullmatch(r"dinov2_vit([sblg])14(_reg)?", name):
         name = CATALOG[f"dinov2-{original[1]}{'-reg' * bool(original[2])}"].model
-    known = [one for one, entry in CATALOG.items() if name in (entry.model, entry.model.split(".")[0])]
+    known = {key: entry for key, entry in CATALOG.items() if name in (entry.model, entry.model.split(".")[0])}
     if known:
-        return f": use {' or '.join(f'{one!r} ({CATALOG[one].source})' for one in known)}"
+        return f": use {' or '.join(f'{key!r} ({entry.source})' for key, entry in known.items())}"
     if re.fullmatch(r"\w+_patch\d+\w*(\.\w+)?", name):
         return f": if it is a timm model, use '{HUB_PREFIX}{OWNER}/{name}'"
     return suggestion(name, CATALOG)

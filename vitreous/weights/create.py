@@ -39,8 +39,8 @@ def create(
     """Build a model from a preset, randomly initialised unless `pretrained`.
 
     `overrides` replaces other config fields: `{"registers": 4, "position": Rotary2d()}`. `pretrained` is a catalog name
-    with this architecture, or True for the first one (see `vitreous info --pretrained`); `num_classes` then replaces
-    the head of the weights, and the arguments are those of `vitreous.load`.
+    with this architecture, or True for the first one (see `vitreous info --pretrained`). The other arguments are then
+    passed to `vitreous.load`; `num_classes` replaces the pretrained head.
 
     >>> model = create("ViT-Ti/16", num_classes=10, image_size=(224, 320))
     >>> model.config.grid
@@ -48,7 +48,7 @@ def create(
     >>> model = create("DINOv2-S/14", num_classes=10, image_size=224, pretrained="dinov2-s")  # doctest: +SKIP
     """
     if name in CATALOG:
-        raise BadValue(f"{name} is a name of pretrained weights, not a preset: use vitreous.load({name!r})")
+        raise BadValue(f"{name} is the catalog name of pretrained weights, not a preset: use vitreous.load({name!r})")
     if pretrained is False:
         from vitreous.model.build import build
 
@@ -56,7 +56,7 @@ def create(
     preset(name)  # raises if it does not exist
     known = BY_PRESET.get(name)
     if not known:
-        raise BadValue(f"there are no pretrained weights for {name}. Run `vitreous info --pretrained` to list them")
+        raise BadValue(f"no pretrained weights for {name}; `vitreous info --pretrained` lists all pretrained weights")
     if pretrained is not True and pretrained not in known:
         fail("pretrained", pretrained, f"True or one of {', '.join(map(repr, known))} for {name}")
     from vitreous.weights.load import load

@@ -122,7 +122,7 @@ def _shards(names: Collection[str], index: str) -> list[str]:
 def download(source: str | Path, notice: str = "") -> Snapshot:
     """Download the model files that are not in the cache and return the cached snapshot.
 
-    `notice` is printed to stderr before weights are downloaded, so not if they are in the cache.
+    `notice` is printed to stderr before weights are downloaded, and not at all if they are in the cache.
     """
     import huggingface_hub
     from huggingface_hub import constants
@@ -264,10 +264,10 @@ def push(model: Model, path: Path, format: str, repository: str, provenance: Map
     try:
         with metadata():
             api.create_repo(repository, exist_ok=True)
-            there = {file.rfilename for file in api.model_info(repository).siblings or []}
-            if others := [file for file in choose(there | sent) if file not in sent]:
+            existing = {file.rfilename for file in api.model_info(repository).siblings or []}
+            if conflicts := [file for file in choose(existing | sent) if file not in sent]:
                 raise ValueError(
-                    f"the repository contains {others[0]}, which would interfere with loading this model: "
+                    f"the repository contains {conflicts[0]}, which would interfere with loading this model: "
                     "delete it there or push to another repository"
                 )
             commit = api.create_commit(

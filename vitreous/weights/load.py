@@ -178,7 +178,7 @@ def write_foreign(model: Model, format: Format, path: str | os.PathLike[str], lo
         raise UnsupportedByFormat(f"checkpoints in the format {format.name!r} can be read but not written; {NATIVE}")
     if not isinstance(config, ViTConfig):
         part = "" if model.backbone is model else ", or save its .backbone"
-        reason = f"can only hold a plain ViT, but the model is a {config.summary}"
+        reason = f"supports only plain ViTs, but the model is a {config.summary}"
         raise UnsupportedByFormat(f"the format {format.name!r} {reason}; {NATIVE}{part}")
     if format.suffixes and target.suffix not in format.suffixes:
         usual = ", ".join(format.suffixes)
@@ -256,7 +256,7 @@ def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint
 
 
 def _download_pretrained(name: str) -> Snapshot | None:
-    """Download weights from the catalog; None for other names, and for names of local files, which take precedence."""
+    """Download weights by catalog name. Return None for other names and for local files, which take precedence."""
     if name not in CATALOG or Path(name).exists():
         return None
     entry = CATALOG[name]

@@ -248,7 +248,7 @@ def missing_checkpoint(path: Path) -> BadCheckpoint:
         expected = f"expected {known}a folder, a file, a catalog name or hf-hub:owner/name"
         return BadCheckpoint(f"{path} is a preset without weights, not a checkpoint; {expected}")
     hub = "" if path.parent.exists() else hub_hint(name)
-    return BadCheckpoint(f"there is no checkpoint {path}{name_hint(name) or path_suggestion(path)}{hub}")
+    return BadCheckpoint(f"checkpoint {path} not found{name_hint(name) or path_suggestion(path)}{hub}")
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

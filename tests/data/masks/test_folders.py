@@ -80,7 +80,7 @@ def test_mask_folder_without_images_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "Annotations/0.xml").write_text("<annotation/>")
     assert len(open_masked(str(tmp_path)).train) == 3
     (tmp_path / "Annotations/0.png").write_bytes(encoded(ids_of(0)))
-    with pytest.raises(ValueError, match="the same purpose: 'Annotations', 'SegmentationClass'; keep one"):
+    with pytest.raises(ValueError, match="mask folders: 'Annotations', 'SegmentationClass'"):
         open_masked(str(tmp_path))
 
 
@@ -150,7 +150,7 @@ def test_folders_with_class_labels_are_not_taken_for_masks(tmp_path: Path) -> No
     assert open_data(str(tmp_path)).classes == ("cat", "dog")
 
 
-def test_unknown_layouts_are_answered_with_the_command_that_fits(tmp_path: Path) -> None:
+def test_error_for_an_unknown_layout_suggests_a_command(tmp_path: Path) -> None:
     root = tmp_path / "set"
     for i in range(3):
         write(root, str(i), i, "my photos", "segmentations")
@@ -449,7 +449,7 @@ def test_mask_size_is_compared_with_the_upright_exif_image(tmp_path: Path) -> No
         ([], "has no folders; expected DIR/images and DIR/masks"),
         (["cats", "dogs"], "has only 'cats', 'dogs'; expected DIR/images and DIR/masks"),
         (["images", "masks"], "no images in 'images'"),
-        (["images", "img", "masks"], "the same purpose: 'images', 'img'; keep one"),
+        (["images", "img", "masks"], "image folders: 'images', 'img'; keep one"),
         (["images/train", "images/training", "masks"], "the same split: 'train', 'training'; keep one"),
     ],
     ids=str,

@@ -111,7 +111,7 @@ def test_top_may_exceed_the_number_of_classes(live: Live) -> None:
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
 @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", None])
-def test_a_form_and_a_raw_body_give_the_same_answer(live: Live, format: str, kind: str | None) -> None:
+def test_a_form_and_a_raw_body_give_the_same_response(live: Live, format: str, kind: str | None) -> None:
     data = encoded(smooth(40, 50), format)
     bare = live.request("POST", "/v1/classify", data, kind)
     before = b'--a"b\r\nContent-Disposition: form-data; name="other"\r\n\r\nno\r\n--a"b\r\n'
@@ -122,7 +122,7 @@ def test_a_form_and_a_raw_body_give_the_same_answer(live: Live, format: str, kin
     assert form.json == bare.json
 
 
-def test_answers_do_not_depend_on_the_batch(live: Live) -> None:
+def test_results_do_not_depend_on_the_batch(live: Live) -> None:
     """Valid and truncated images sent together get the same responses as alone."""
     cut = sample_image(3)[:400]
     bodies = [cut if number % 5 == 3 else sample_image(number % 7) for number in range(40)]
@@ -237,7 +237,7 @@ def test_labels_that_are_not_valid_text_are_escaped(served: list[ServedModel]) -
         assert live.request("POST", "/v1/explain", sample_image()).status == 200
 
 
-def test_health_and_the_description(live: Live) -> None:
+def test_health_and_model_description_endpoints(live: Live) -> None:
     assert live.request("GET", "/healthz").json == {"status": "ok"}
     schema = live.request("GET", "/openapi.json").json
     for path in ("/v1/classify", "/v1/embed", "/v1/segment", "/v1/explain"):
@@ -296,7 +296,7 @@ def wait_until(live: Live, name: str, value: float) -> None:
     raise TimeoutError(f"{name} is not {value}")
 
 
-def test_a_full_queue_is_answered_with_429_at_once(served: list[ServedModel]) -> None:
+def test_a_full_queue_gives_429_immediately(served: list[ServedModel]) -> None:
     """The model is held, so that the queue fills: two are computed, one waits, and all others get 429."""
     go_on = threading.Event()
     predictor = served[0].predictor
@@ -327,7 +327,7 @@ def test_a_full_queue_is_answered_with_429_at_once(served: list[ServedModel]) ->
 
 
 @pytest.mark.slow
-def test_a_slow_answer_times_out(served: list[ServedModel]) -> None:
+def test_a_slow_response_times_out(served: list[ServedModel]) -> None:
     go_on = threading.Event()
     predictor = served[0].predictor
     hold = predictor.model.register_forward_pre_hook(lambda *_: go_on.wait(30) and None)

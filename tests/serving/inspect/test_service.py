@@ -53,7 +53,7 @@ def send(client: TestClient, seed: int) -> str:
 PATHS = ("attention/7", "similarity/0", "map/rollout", "map/relevance", "map/occlusion", "lens", "distance", "tour")
 
 
-def test_answers_do_not_depend_on_the_cache() -> None:
+def test_results_do_not_depend_on_the_cache() -> None:
     model = model_of()
     with client_of(model) as (client, _):
         id = send(client, 0)
@@ -117,7 +117,7 @@ def test_the_cache_is_limited_in_bytes() -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_answer_times_out() -> None:
+def test_a_slow_response_times_out() -> None:
     model, go_on = model_of(), threading.Event()
     with client_of(model, timeout=1.0) as (client, _):
         id = send(client, 0)
@@ -184,7 +184,7 @@ def test_long_computations_do_not_delay_quick_ones() -> None:
         assert long.result().status == 200
 
 
-def test_requests_beyond_the_queue_are_answered_with_429() -> None:
+def test_requests_beyond_the_queue_get_429() -> None:
     model, gate, begun = model_of(), threading.Event(), threading.Event()
 
     def hold(*_: object) -> None:

@@ -82,7 +82,7 @@ def test_a_truncated_image_is_an_error(live: Live) -> None:
     assert (reply.status, reply.code) == (422, "unreadable_image")
 
 
-def test_answers_that_are_not_numbers_are_an_error() -> None:
+def test_results_that_are_not_finite_are_an_error() -> None:
     """Tested without the rest of the server, which would never become ready."""
     model = build_vit(SMALL)
     model.norm.weight.data.fill_(float("nan"))

@@ -68,7 +68,7 @@ def test_an_image_expires_after_many_others(live: Live) -> None:
 
 
 @pytest.mark.slow
-def test_concurrent_requests_get_the_same_answers_as_single_ones(live: Live, models: dict[str, Any]) -> None:
+def test_concurrent_requests_get_the_same_responses_as_single_ones(live: Live, models: dict[str, Any]) -> None:
     whats = ["attention/0", "attention/1", "similarity/1", "map/rollout", "map/relevance", "map/occlusion", "lens"]
     whats += ["distance", "tour", "map/pca", "faithfulness/relevance"]
     ids = ["class-token", "average", "attention-pooling"]

@@ -65,7 +65,7 @@ def test_similarity_is_the_cosine(live: Live, models: dict[str, Any], id: str) -
 
 
 @pytest.mark.parametrize("id", NAMES)
-def test_the_lens_of_the_last_layer_is_the_models_answer(live: Live, models: dict[str, Any], id: str) -> None:
+def test_the_lens_of_the_last_layer_equals_the_models_logits(live: Live, models: dict[str, Any], id: str) -> None:
     layers = get(live, id, "lens").json["layers"]
     assert [one["layer"] for one in layers] == [0, 1]
     shown = live.request("POST", f"/v1/images?model={id}", sample_image()).json

@@ -44,15 +44,15 @@ def test_other_folders_are_not_replaced(tmp_path: Path, small: ViTConfig, saved:
 
 
 def test_error_for_folder_without_checkpoint_suggests_one(tmp_path: Path, saved: Path) -> None:
-    with pytest.raises(BadCheckpoint, match=r"there is no checkpoint .*nowhere"):
+    with pytest.raises(BadCheckpoint, match=r"checkpoint .*nowhere not found"):
         load_folder(tmp_path / "nowhere")
     with pytest.raises(BadCheckpoint, match=r"is not a checkpoint: it has no config.json$"):
         load_folder(tmp_path)
     saved.rename(tmp_path / "best")
-    with pytest.raises(BadCheckpoint, match=r"there is no checkpoint .*bset \(did you mean 'best'\?\)$"):
+    with pytest.raises(BadCheckpoint, match=r"checkpoint .*bset not found \(did you mean 'best'\?\)$"):
         load_folder(tmp_path / "bset")
     with pytest.raises(
-        BadCheckpoint, match=r"there is no checkpoint .*bets/last: '.*bets' does not exist \(did you .*'best'"
+        BadCheckpoint, match=r"checkpoint .*bets/last not found: '.*bets' does not exist \(did you .*'best'"
     ):
         vitreous.load(tmp_path / "bets" / "last")
     with pytest.raises(BadCheckpoint, match=r"is a run folder, .* \(did you mean '.*best'\?\)$"):

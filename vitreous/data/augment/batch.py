@@ -98,7 +98,7 @@ class Space:
     right: float  # shift in pixels
     down: float
     degrees: float
-    factor: float  # brightness, contrast, saturation and sharpness: deviation from 1
+    factor: float  # brightness, contrast, saturation and sharpness: the factor is 1 plus or minus this
     bits: int  # number of bits removed by posterize
 
     def operations(self) -> list[Operation]:

@@ -29,7 +29,7 @@ class Augmentation:
     policy_magnitude: float = 9.0
     """RandAugment: strength of the operations; 10 is AutoAugment's maximum."""
     colour_jitter: float = 0.0
-    """Maximum deviation from 1 of the brightness, contrast and saturation factors."""
+    """Maximum change, from 1, of the random factors for brightness, contrast and saturation."""
     erasing: float = 0.0
     """Probability of random erasing, which replaces a rectangle with noise."""
     mixup: float = 0.0

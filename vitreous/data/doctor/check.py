@@ -103,7 +103,7 @@ class DataReport:
     damaged: list[str] = field(default_factory=list)  # e.g. truncated shards
     masks: MaskReport | None = None
     contact_sheet: str | None = None
-    suspicions: ModelFindings | None = None  # of a model, if one was given
+    suspicions: ModelFindings | None = None  # found with a model, if given
 
     @property
     def problems(self) -> int:
@@ -131,7 +131,7 @@ class DataReport:
         leaks = [
             ("leak" if len({s.label for s in group}) == 1 else "leak, label conflict", group) for group in self.leaks
         ]
-        in_one_split = [group for group in self.conflicts if len({one.split for one in group}) == 1]
+        in_one_split = [group for group in self.conflicts if len({sample.split for sample in group}) == 1]
         return leaks + [("label conflict", group) for group in in_one_split]
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,7 +157,8 @@ class DataReport:
         for problem in self.label_problems:
             yield _problem("labels", problem)
         yield from _shortened([_problem("damaged", line) for line in self.damaged])
-        yield from _shortened([_problem("unreadable", f"{self._shown(one)}: {one.reason}") for one in self.unreadable])
+        unreadable = [f"{self._shown(sample)}: {sample.reason}" for sample in self.unreadable]
+        yield from _shortened([_problem("unreadable", line) for line in unreadable])
         yield from _shortened([_problem(title, " = ".join(map(self._shown, group))) for title, group in self._copies()])
         for problem in self.masks.problems if self.masks is not None else []:
             yield _problem("masks", problem)
@@ -210,8 +211,8 @@ class DataReport:
             sizes = ", ".join(f"{name} {height} x {width}" for name, (height, width) in self.sizes.items())
             yield f"image sizes (height x width): {sizes}"
         if (used := self.value_range) is not None:
-            flag = f"train uses --value-range {used[0]} {used[1]} unless you set another one"
-            yield f"16-bit images use only values up to {self.brightest:,}, so they would be nearly black; {flag}"
+            flag = f"by default, train uses --value-range {used[0]} {used[1]} for them"
+            yield f"16-bit images use only values up to {self.brightest:,} and would be nearly black; {flag}"
         for kind, samples in self.odd.items():
             yield escape(f"{kind}: {plural(len(samples), 'image')}, e.g. {self._shown(samples[0])}")
         if self.duplicates:
@@ -223,23 +224,24 @@ class DataReport:
 def _unlearnable(classes: tuple[str, ...], coverage: dict[str, MaskCoverage]) -> list[str]:
     """Describe, for each split, the classes that are missing from the train masks."""
     problems = []
-    for split, one in coverage.items():
-        lacking = [i for i, n in enumerate(one.images) if n and "train" in coverage and not coverage["train"].images[i]]
-        if lacking:
-            shown = first_few([f"{classes[i]!r} ({one.fractions[i]:.1%} of {split} pixels)" for i in lacking])
+    train = coverage.get("train")
+    for split, masks in coverage.items():
+        missing = [i for i, n in enumerate(masks.images) if n and train is not None and not train.images[i]]
+        if missing:
+            shown = first_few([f"{classes[i]!r} ({masks.fractions[i]:.1%} of {split} pixels)" for i in missing])
             problems.append(f"no train mask contains {shown}; add examples to train or use --ignore")
     return problems
 
 
 def _mask_table(masks: MaskReport) -> Table:
     table = Table("class", box=None)
-    for split in masks.coverage:
-        table.add_column(f"{split} images", justify="right")
-        table.add_column(f"{split} pixels", justify="right")
+    for name in masks.coverage:
+        table.add_column(f"{name} images", justify="right")
+        table.add_column(f"{name} pixels", justify="right")
     for index, name in enumerate(masks.classes):
-        cells = [(f"{one.images[index]:,}", f"{one.fractions[index]:.1%}") for one in masks.coverage.values()]
+        cells = [(f"{split.images[index]:,}", f"{split.fractions[index]:.1%}") for split in masks.coverage.values()]
         table.add_row(escape(name), *chain(*cells))
-    table.add_row("ignored", *chain(*(("", f"{one.ignored:.1%}") for one in masks.coverage.values())))
+    table.add_row("ignored", *chain(*(("", f"{split.ignored:.1%}") for split in masks.coverage.values())))
     return table
 
 

@@ -16,7 +16,7 @@ THUMB, GAP, CAPTION = 96, 6, 18
 
 
 def check_name(path: Path) -> None:
-    """Check that the file name ends in .png."""
+    """Raise BadValue if the path is not a .png file name."""
     if path.suffix.lower() != ".png" or path.is_dir():
         fail("out", path, "a .png file name")
 
@@ -37,16 +37,16 @@ def contact_sheet(splits: Mapping[str, Source], value_range: ValueRange | None =
     down = math.ceil(len(classes) / across)
     width, height = each * (THUMB + GAP) + GAP, THUMB + CAPTION + GAP
     sheet = Image.new("RGB", (across * width + GAP, down * height + GAP), "white")
-    pen = ImageDraw.Draw(sheet)
+    draw = ImageDraw.Draw(sheet)
     for number, name in enumerate(classes):
         x, y = number // down * width + GAP, number % down * height + GAP
         total = sum(int((source.labels == number).sum()) for source in splits.values())
         caption = f"{name}  ({total:,})"
         if (font := font_for(caption)) is None:
             caption, font = f"class {number}  ({total:,})", font_for("")
-        pen.text((x, y + 2), caption, fill="black", font=font)
-        for place, thumb in enumerate(_thumbnails(splits, number, each, value_range)):
-            left, top = x + place * (THUMB + GAP), y + CAPTION
+        draw.text((x, y + 2), caption, fill="black", font=font)
+        for column, thumb in enumerate(_thumbnails(splits, number, each, value_range)):
+            left, top = x + column * (THUMB + GAP), y + CAPTION
             sheet.paste(thumb, (left + (THUMB - thumb.width) // 2, top + (THUMB - thumb.height) // 2))
     return sheet
 

@@ -1,4 +1,4 @@
-"""Types for images that a check has found, and for the suspicions of a model about them."""
+"""Types for suspicious images that are found with a model, and their output in the terminal."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -45,14 +45,14 @@ class NearDuplicates:
 
 @dataclass(frozen=True)
 class Outlier(Sample):
-    """An image that differs from all others."""
+    """An image far from its nearest neighbours in feature space."""
 
     distance: float  # mean cosine distance to the nearest images
 
 
 @dataclass(frozen=True)
 class ModelFindings:
-    """Suspicious images found with a model. All lists are ranked, the most suspicious first."""
+    """Suspicious images found with a model. All lists start with the most suspicious."""
 
     checkpoint: str
     image_size: tuple[int, int]
@@ -64,7 +64,7 @@ class ModelFindings:
     page: str | None = None
 
     def lines(self) -> Iterator[RenderableType]:
-        """Yield the tables and remarks for the terminal. Leaks are problems, which the caller prints."""
+        """Yield tables and remarks for the terminal, except leaks, which the caller prints as problems."""
         size = " x ".join(map(str, self.image_size))
         yield f"[bold]suspicious images according to {escape(self.checkpoint)}[/bold] at {size} pixels"
         if self.accuracy is not None:
@@ -72,9 +72,9 @@ class ModelFindings:
             yield f"likely label errors: {plural(len(self.label_errors), 'image')} ({about})"
         if self.label_errors:
             table = Table("image", "label", "suggested", "p(label)", "p(suggested)", box=None)
-            for one in self.label_errors[:SHOWN]:
-                words = (escape(one_line(word)) for word in (one.name, one.label, one.suggested))
-                table.add_row(*words, f"{one.confidence:.3f}", f"{one.probability:.3f}")
+            for error in self.label_errors[:SHOWN]:
+                words = (escape(one_line(word)) for word in (error.name, error.label, error.suggested))
+                table.add_row(*words, f"{error.confidence:.3f}", f"{error.probability:.3f}")
             yield table
         if self.near_duplicates:
             extra = sum(len(group.samples) - 1 for group in self.near_duplicates)
@@ -89,4 +89,4 @@ class ModelFindings:
                 )
             yield table
         if self.page is not None:
-            yield f"images: {escape(self.page)}"
+            yield f"page with these images: {escape(self.page)}"

@@ -1,7 +1,7 @@
 """Random resized crops of a whole batch on the device, from images of different sizes in one packed tensor.
 
-A resize is linear and separable, so two batched matrix products resize all images at once. The results are those of
-`random_resized_crop` up to rounding, and do not depend on the rest of the batch.
+A resize is linear and separable, so two batched matrix products resize all images at once. The results equal those of
+`random_resized_crop` up to rounding, and do not depend on the other images in the batch.
 
 b: batch; c: channels; h, w: height and width of the result; n: pixels of all images.
 """
@@ -34,30 +34,30 @@ def crop_images(
     interpolation: Interpolation,
 ) -> UInt8[Tensor, "b c {size[0]} {size[1]}"]:
     """Crop images, given the first pixel and the width of each, and resize the crops with antialiasing."""
-    whole = torch.empty(len(boxes), size[0], pixels.shape[1], size[1], dtype=torch.uint8, device=pixels.device)
+    result = torch.empty(len(boxes), size[0], pixels.shape[1], size[1], dtype=torch.uint8, device=pixels.device)
     table = _table(starts, widths, boxes, pixels.device)
     rows, columns = (max(box[axis] for box in boxes) for axis in (2, 3))
     step = max(CHUNK // (rows * columns), 1)
     for first in range(0, len(boxes), step):
-        part = slice(first, first + step)
-        start, width, top, left, crop_height, crop_width = table[part].unbind(1)
-        # The area of a smaller crop is filled with its last row and column, which have no weight.
+        chunk = slice(first, first + step)
+        start, width, top, left, crop_height, crop_width = table[chunk].unbind(1)
+        # Smaller crops are padded by repeating their last row and column; the padding has weight 0.
         y = top[:, None] + torch.arange(rows, device=pixels.device).minimum(crop_height[:, None] - 1)
         x = left[:, None] + torch.arange(columns, device=pixels.device).minimum(crop_width[:, None] - 1)
-        found = pixels[start[:, None, None] + y[:, :, None] * width[:, None, None] + x[:, None, :]]
+        crops = pixels[start[:, None, None] + y[:, :, None] * width[:, None, None] + x[:, None, :]]
         dtype = torch.float16 if pixels.device.type == "cuda" else torch.float32
         across = resize_weights(crop_width, size[1], columns, interpolation).to(dtype)
         down = resize_weights(crop_height, size[0], rows, interpolation).to(dtype)
-        values = found.permute(0, 1, 3, 2).to(dtype).flatten(1, 2)  # [b, rows x c, columns]
+        values = crops.permute(0, 1, 3, 2).to(dtype).flatten(1, 2)  # [b, rows x c, columns]
         values = _rounded(values @ across.mT).view(len(values), rows, -1)  # [b, rows, c x w]
-        whole[part] = _rounded(down @ values).view(len(values), size[0], -1, size[1])
-    return whole.permute(0, 2, 1, 3)
+        result[chunk] = _rounded(down @ values).view(len(values), size[0], -1, size[1])
+    return result.permute(0, 2, 1, 3)
 
 
 def crop_masks(
     masks: UInt8[Tensor, "n"], starts: Sequence[int], widths: Sequence[int], boxes: Sequence[Box], size: Size
 ) -> UInt8[Tensor, "b {size[0]} {size[1]}"]:
-    """Crop masks like their images, with the nearest pixel."""
+    """Crop masks like their images, with nearest-neighbour interpolation."""
     table = _table(starts, widths, boxes, masks.device)
     start, width, top, left, height, columns = (column[:, None] for column in table.unbind(1))
     i, j = (torch.arange(side, device=masks.device) for side in size)

@@ -68,7 +68,7 @@ def _pad(
     """Pad an image to `size` with the mean colour; also return the new top and left of the crop window."""
     mean = preprocessing.mean * (len(image) if len(preprocessing.mean) == 1 else 1)
     colour = torch.tensor([min(max(round(255 * value), 0), 255) for value in mean], dtype=torch.uint8)
-    height, width = (max(side, want) for side, want in zip(image.shape[1:], size, strict=True))
+    height, width = (max(side, target) for side, target in zip(image.shape[1:], size, strict=True))
     padded = colour[:, None, None].repeat(1, height, width)
     down, right = max(-top, 0), max(-left, 0)
     padded[:, down : down + image.shape[1], right : right + image.shape[2]] = image
@@ -125,8 +125,8 @@ def crop_box(
     aspect) pairs that fit. In an image of log aspect y, a crop of log aspect x fits if its area fraction is at most
     exp(-|x - y|), so the density of x is proportional to the length of `scale` below this limit. The first number is
     mapped through a tabulated inverse CDF of x; given x, the second number determines the area, and the other two the
-    position. If no pair fits because the image is too elongated, use the largest crop of the nearest allowed aspect, at
-    a random position (torchvision centres it).
+    position. If no pair fits because the image is too elongated, the result is the largest crop of the nearest allowed
+    aspect, at a random position (torchvision centres it).
     """
     height, width = image
     own = math.log(width / height)

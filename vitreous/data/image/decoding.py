@@ -1,7 +1,7 @@
 """Decodes images to upright grey or RGB uint8 tensors, with a limit on memory.
 
-Decoding is exact unless a reduction factor is given. With one, JPEGs are decoded at a reduced scale, which is faster
-and changes pixel values by a few levels.
+Decoding is exact unless a reduction factor is given. JPEGs are then decoded at a reduced scale, which is faster and
+changes pixel values by a few levels.
 
 c: channels; h, w: height and width in pixels.
 """

@@ -120,13 +120,13 @@ def number_classes(
             fail("ignore", name, f"one of the classes {known}{suggestion(name, names.values())}")
     kept = {index: name for index, name in names.items() if name not in ignore}
     if len(kept) < 2:
-        left = f"only {listed(list(kept.values()))}" if kept else "none"
-        also = f" (id {IGNORED} is ignored unless {FILE} lists it)" if IGNORED not in names else ""
-        raise ValueError(f"at least 2 classes are required, got {left}{also}")
+        remaining = f"only {listed(list(kept.values()))}" if kept else "none"
+        hint = f" (id {IGNORED} is ignored unless {FILE} lists it)" if IGNORED not in names else ""
+        raise ValueError(f"at least 2 classes are required, got {remaining}{hint}")
     if len(kept) > IGNORED:
         raise ValueError(f"at most {IGNORED} classes are supported, got {len(kept):,}")
     if set(order) == set(kept.values()):
-        kept = dict(sorted(kept.items(), key=lambda one: list(order).index(one[1])))
+        kept = dict(sorted(kept.items(), key=lambda item: list(order).index(item[1])))
     table = np.full(MOST_IDS, IGNORED, np.uint8)
     table[list(kept)] = np.arange(len(kept))
     return tuple(kept.values()), tuple(kept), table

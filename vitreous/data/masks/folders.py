@@ -93,7 +93,7 @@ def open_unmasked(root: Path) -> FoundData:
 def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[list[str], list[Pair], list[str]]:
     """Pair images with masks; return splits, pairs and problems. A test split without any masks is ignored."""
     splits, pairs = [], []
-    missing, alone, others, total = [], [], [], 0
+    missing, unpaired, not_png, total = [], [], [], 0
     lists, unlisted = _read_lists(root), 0
     for pair in folders:
         split, folder = pair.split, pair.masks
@@ -102,7 +102,7 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
             notes.append(f"{pair.images} has no masks and is ignored")
             continue
         pngs = [path for path in masks if path.lower().endswith(".png")]
-        others += [path for path in masks if not path.lower().endswith(".png")]
+        not_png += [path for path in masks if not path.lower().endswith(".png")]
         mask_of = match(images, pngs, pair.images, folder)
         for path in images:
             key = key_of(path, pair.images)
@@ -117,7 +117,7 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
                 ending = "_mask" if pair.images == folder else ""
                 missing.append((path, os.path.join(folder, f"{key}{ending}.png")))
         used = set(mask_of.values())
-        alone += [path for path in pngs if path not in used and not OTHER_VIEW.search(key_of(path, folder))]
+        unpaired += [path for path in pngs if path not in used and not OTHER_VIEW.search(key_of(path, folder))]
     if not total:
         raise ValueError(f"{root}: no images in {listed([pair.images for pair in folders])}")
     problems = []
@@ -128,11 +128,11 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
         have = "has" if len(missing) == 1 else "have"
         names = listed([path for path, _ in missing], 3)
         problems.append(f"{len(missing):,} of {plural(total, 'image')} {have} no mask: {names}{where}")
-    if alone:
-        have = "has" if len(alone) == 1 else "have"
-        problems.append(f"{plural(len(alone), 'mask')} {have} no image: {listed(alone, 3)}")
-    if others:
-        problems.append(f"masks must be PNG files, got {listed(others, 3)}")
+    if unpaired:
+        have = "has" if len(unpaired) == 1 else "have"
+        problems.append(f"{plural(len(unpaired), 'mask')} {have} no image: {listed(unpaired, 3)}")
+    if not_png:
+        problems.append(f"masks must be PNG files, got {listed(not_png, 3)}")
     return splits, pairs, problems
 
 

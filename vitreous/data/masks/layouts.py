@@ -1,6 +1,6 @@
 """Finds the image and mask folders of a segmentation data set. `train` stands for any split; all splits are optional.
 
-    images/train/x.jpg            masks/train/x.png              also other names (IMAGES, MASKS), e.g. Pascal VOC's
+    images/train/x.jpg            masks/train/x.png              or other folder names (IMAGES, MASKS), as in Pascal VOC
     train/images/x.jpg            train/masks/x.png
     train/x.png                   trainannot/x.png               CamVid; also train_masks/, train_labels/, ...
     train/x.jpg                   train/x_mask.png               masks beside the images
@@ -77,24 +77,24 @@ def mask_files(root: Path) -> set[str]:
 
 
 def find_folders(root: Path) -> tuple[list[FolderPair], list[str]]:
-    """Find the image and mask folders; also return a note about ignored folders."""
+    """Find the image and mask folders; also return notes about ignored folders."""
     folders = list_folder(root)[0]
     images, masks = _find(root, folders, IMAGE_FOLDERS), _find(root, folders, MASK_FOLDERS)
     if images and masks:
         return _find_splits(root, images, masks)
-    found = []
+    pairs = []
     for folder, split in split_folders(folders, root).items():
         within = list_folder(root / folder)[0]
         images, masks = _find(root / folder, within, IMAGE_FOLDERS), _find(root / folder, within, MASK_FOLDERS)
         if images and masks:
-            found.append(FolderPair(split, os.path.join(folder, images), os.path.join(folder, masks)))
-    found = found or _beside_splits(root, folders) or _find_beside(root, folders)
-    if not found:
+            pairs.append(FolderPair(split, os.path.join(folder, images), os.path.join(folder, masks)))
+    pairs = pairs or _beside_splits(root, folders) or _find_beside(root, folders)
+    if not pairs:
         inside = f"only {listed(folders)}" if folders else "no folders"
         raise ValueError(f"{root} has {inside}; {_suggest(root, folders) or EXPECTED.format('DIR')}")
-    used = {folder.split(os.sep)[0] for pair in found for folder in (pair.images, pair.masks)}
-    others = [folder for folder in folders if folder not in used and used != {""}]
-    return found, [f"{listed(others)} ignored"] if others else []
+    used = {folder.split(os.sep)[0] for pair in pairs for folder in (pair.images, pair.masks)}
+    unused = [folder for folder in folders if folder not in used and used != {""}]
+    return pairs, [f"{listed(unused)} ignored"] if unused else []
 
 
 def _find_splits(root: Path, images: str, masks: str) -> tuple[list[FolderPair], list[str]]:
@@ -104,21 +104,22 @@ def _find_splits(root: Path, images: str, masks: str) -> tuple[list[FolderPair],
         return [FolderPair(UNSPLIT, images, masks)], []
     of_masks = split_folders(list_folder(root / masks)[0], root / masks)
     by_name = {split: folder for folder, split in of_masks.items()}
-    found = [
+    pairs = [
         FolderPair(split, os.path.join(images, folder), os.path.join(masks, by_name.get(split, folder)))
         for folder, split in splits.items()
     ]
-    others = [os.path.join(images, name) for name in (*folders, *loose) if name not in splits]
-    return found, [f"{listed(others)} ignored"] if others else []
+    unused = [os.path.join(images, name) for name in (*folders, *loose) if name not in splits]
+    return pairs, [f"{listed(unused)} ignored"] if unused else []
 
 
 def _find(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
-    found = [folder for folder in folders if folder.lower() in names]
-    if len(found) > 1:  # one may have other files, e.g. XML files in Pascal VOC's Annotations
-        found = [folder for folder in found if images_below(root, folder)] or found
-    if len(found) > 1:
-        raise ValueError(f"{root} has several folders for the same purpose: {listed(found)}; keep one")
-    return found[0] if found else None
+    matches = [folder for folder in folders if folder.lower() in names]
+    if len(matches) > 1:  # some may have no images, e.g. Pascal VOC's Annotations, which has XML files
+        matches = [folder for folder in matches if images_below(root, folder)] or matches
+    if len(matches) > 1:
+        kind = "image" if names is IMAGE_FOLDERS else "mask"
+        raise ValueError(f"{root} has several {kind} folders: {listed(matches)}; keep one")
+    return matches[0] if matches else None
 
 
 def _beside_splits(root: Path, folders: Sequence[str]) -> list[FolderPair]:
@@ -136,7 +137,7 @@ def _beside_splits(root: Path, folders: Sequence[str]) -> list[FolderPair]:
 
 
 def _find_beside(root: Path, folders: Sequence[str]) -> list[FolderPair]:
-    """Find folders whose files are images and masks with one of the endings."""
+    """Find folders that contain both images and masks, whose names have one of the ENDINGS."""
     if splits := {folder: split for folder in folders if (split := split_name(folder))}:
         pairs = [FolderPair(split, folder, folder) for folder, split in splits.items()]
         return pairs if any(count(root, pair) for pair in pairs) else []
@@ -144,7 +145,7 @@ def _find_beside(root: Path, folders: Sequence[str]) -> list[FolderPair]:
 
 
 def _are_beside(files: Sequence[str]) -> bool:
-    """True if at least half of the files are an image or its mask."""
+    """True if at least half of the files belong to a pair of image and mask."""
     images, masks = _separated(files)
     return bool(masks) and len(files) <= 4 * len(match(images, masks, "", ""))
 
@@ -165,7 +166,7 @@ def _suggest(root: Path, folders: Sequence[str]) -> str:
 
 
 def _has_ids(path: Path) -> bool:
-    """True if a file is a PNG of ids, not of colours."""
+    """True if a file is a PNG of class ids, not of colours."""
     try:
         with open(path, "rb") as file:
             return read_header(file.read(64)).coloured is None
@@ -201,14 +202,14 @@ def count(root: Path, pair: FolderPair) -> int:
 def match(images: Sequence[str], masks: Sequence[str], image_folder: str, mask_folder: str) -> dict[str, str]:
     """Return the mask of each image that has one: the file with the same name, or with this name and an ending."""
     by_key = {key_of(path, mask_folder): path for path in sorted(masks)}
-    found = {}
+    pairs = {}
     for image in images:
         key = key_of(image, image_folder)
         stems = [key, *(key.removesuffix(ending) for ending in IMAGE_ENDINGS if key.endswith(ending))]
         names = [key, *(stem + ending for stem in stems for ending in ENDINGS)]
         if mask := next((by_key[name] for name in names if name in by_key), None):
-            found[image] = mask
-    return found
+            pairs[image] = mask
+    return pairs
 
 
 def key_of(path: str, folder: str) -> str:

@@ -208,11 +208,11 @@ def label_problems(found: FoundData) -> list[str]:
     for split, source in found.splits.items():
         present = class_counts(source)
         extra = [name for name in present if name not in known]
-        lacking = [name for name in known if name not in present] if found.same_classes and split == "val" else []
-        sides = [f"{split} has {listed(extra)}, which train lacks"] if extra else []
-        sides += [f"train has {listed(lacking)}, which {split} lacks"] if lacking else []
-        if sides:
-            problems.append(f"the classes of train and {split} differ: {'; '.join(sides)}")
+        missing = [name for name in known if name not in present] if found.same_classes and split == "val" else []
+        differences = [f"{split} has {listed(extra)}, which train lacks"] if extra else []
+        differences += [f"train has {listed(missing)}, which {split} lacks"] if missing else []
+        if differences:
+            problems.append(f"the classes of train and {split} differ: {'; '.join(differences)}")
     return problems
 
 

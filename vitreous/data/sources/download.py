@@ -87,7 +87,7 @@ class _Download:
                 self.restarts += 1
                 if self.restarts > MAX_RESTARTS:
                     raise self._failed(f"the download had to be restarted {self.restarts} times")
-            if response is None:  # the server has no more bytes: the part is complete, or the file changed
+            if response is None:  # the server has no more bytes: the .part file is complete, or the file changed
                 self.part.unlink()
                 return False
             return self._append(start, self._total(start, response.headers), reader, advance)

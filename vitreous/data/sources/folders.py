@@ -36,17 +36,17 @@ UNLABELLED = "picture"  # class name for unlabelled images; existing run folders
 
 def open_folder(root: Path, labelled: bool = True) -> FoundData:
     """Open an image folder by listing it. With `labelled=False`, images may be outside class folders."""
-    folders, images, others = list_folder(root)
+    folders, images, other_files = list_folder(root)
     splits = [folder for folder in folders if split_name(folder)]
     if "train" in map(split_name, splits) and (len(splits) > 1 or len(folders) == 1):
         return _open_splits(root, split_folders(splits, root), labelled)
     if splits and len(splits) == len(folders):
         raise ValueError(f"{root} has {listed(folders)} but no 'train' folder")
     if not folders and (labelled or not images):
-        raise ValueError(_no_classes(root, images, others))
+        raise ValueError(_no_classes(root, images, other_files))
     items, problems, ignored = _read_classes(root, "", UNSPLIT, folders)
     if not labelled:
-        items, images, ignored = items + [(UNSPLIT, UNLABELLED, name) for name in images], [], ignored + others
+        items, images, ignored = items + [(UNSPLIT, UNLABELLED, name) for name in images], [], ignored + other_files
     notes = [f"ignored {plural(len(images), 'image')} outside the class folders"] if images else []
     return _found(root, items, problems if labelled else [], notes, ignored)
 
@@ -56,14 +56,14 @@ def _open_splits(root: Path, splits: dict[str, str], labelled: bool) -> FoundDat
     for folder, split in splits.items():
         classes, images, _ = list_folder(root / folder)
         if not labelled:
-            paths, others = files_below(root, folder)
+            paths, other_files = files_below(root, folder)
             items += [(split, UNLABELLED, path) for path in paths]
-            ignored += others
+            ignored += other_files
         elif classes:
-            more, wrong, others = _read_classes(root, folder, split, classes)
+            more, wrong, other_files = _read_classes(root, folder, split, classes)
             items += more
             problems += wrong
-            ignored += others
+            ignored += other_files
         elif split == "test":
             notes.append(f"{folder} has no class folders and is ignored")
         else:
@@ -76,9 +76,9 @@ def _read_classes(root: Path, below: str, split: str, folders: list[str]) -> tup
     """List the images in class folders, report empty folders as a problem, and list the other files."""
     items, empty, ignored = [], [], []
     for folder in folders:
-        paths, others = files_below(root, os.path.join(below, folder))
+        paths, other_files = files_below(root, os.path.join(below, folder))
         items += [(split, folder, path) for path in paths]
-        ignored += others
+        ignored += other_files
         if not paths:
             empty.append(os.path.join(below, folder))
     if not empty:
@@ -110,14 +110,14 @@ def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """List the subfolders, images and other files in a folder, sorted and without hidden ones."""
     folders: list[str] = []
     images: list[str] = []
-    others: list[str] = []
+    other_files: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith((".", "__MACOSX")):
                 continue
-            kind = folders if entry.is_dir() else images if is_image_file(entry.name) else others
+            kind = folders if entry.is_dir() else images if is_image_file(entry.name) else other_files
             kind.append(entry.name)
-    return sorted(folders), sorted(images), sorted(others)
+    return sorted(folders), sorted(images), sorted(other_files)
 
 
 def images_below(root: Path, below: str) -> list[str]:
@@ -131,11 +131,13 @@ def files_below(root: Path, below: str, above: frozenset[tuple[int, int]] = froz
     if (stat.st_dev, stat.st_ino) in above:
         return [], []
     above |= {(stat.st_dev, stat.st_ino)}
-    folders, images, others = ([os.path.join(below, name) for name in names] for names in list_folder(root / below))
+    folders, images, other_files = (
+        [os.path.join(below, name) for name in names] for names in list_folder(root / below)
+    )
     for folder in folders:
-        more_images, more_others = files_below(root, folder, above)
-        images, others = images + more_images, others + more_others
-    return images, others
+        more_images, more_files = files_below(root, folder, above)
+        images, other_files = images + more_images, other_files + more_files
+    return images, other_files
 
 
 def ignored_note(paths: list[str]) -> str:
@@ -149,10 +151,10 @@ def ignored_note(paths: list[str]) -> str:
     return f"ignored {plural(len(paths), 'file')} with an unsupported extension ({kinds}), e.g. {paths[0]}{hint}"
 
 
-def _no_classes(root: Path, images: list[str], others: list[str]) -> str:
-    if tables := [name for name in others if name.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".npz"))]:
+def _no_classes(root: Path, images: list[str], other_files: list[str]) -> str:
+    if tables := [name for name in other_files if name.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".npz"))]:
         return f"{root} has no class folders; did you mean {str(root / tables[0])!r}?"
     if images:
         return f"{root} has {plural(len(images), 'image')} but no class folders; expected <class>/*.jpg"
-    content = f"has no images, only {listed(others, 3)}" if others else "is empty"
+    content = f"has no images, only {listed(other_files, 3)}" if other_files else "is empty"
     return f"{root} {content}; expected images in <class>/ ({ACCEPTED})"

@@ -46,7 +46,7 @@ class Member(NamedTuple):
 
 def open_shards(spec: str, root: Path | None = None) -> FoundData:
     """Open shards given as `x-{000..009}.tar`, `{train,val}.tar`, `*.tar`, a folder, or several joined by `::`."""
-    patterns = [one for pattern in spec.split("::") for one in expand(pattern)]
+    patterns = [expanded for pattern in spec.split("::") for expanded in expand(pattern)]
     addresses = [address for pattern in patterns for address in _matches(pattern, root or Path())]
     shards = [_local(address) for address in addresses]
     names = _class_names(shards[0].parent)

@@ -37,7 +37,7 @@ PRIORITIES = {
 MAX_TOP = 1000  # classes per response
 Coverage = Annotated[
     float | None,
-    Query(ge=0.01, le=0.999, description="Return the classes that contain the true one with this probability."),
+    Query(ge=0.01, le=0.999, description="Also return classes that include the true class with this probability."),
 ]
 Top = Annotated[int, Query(ge=1, le=MAX_TOP, description="Number of classes to return, most probable first.")]
 
@@ -45,49 +45,50 @@ Top = Annotated[int, Query(ge=1, le=MAX_TOP, description="Number of classes to r
 def router(
     served: Sequence[ServedModel], settings: Settings, scheduler: Scheduler, service: InspectService
 ) -> APIRouter:
-    routes = APIRouter(prefix="/v1", tags=["pictures"])
-    computes = {one.id: computations(one) for one in served}
+    routes = APIRouter(prefix="/v1", tags=["images"])
+    computes = {entry.id: computations(entry) for entry in served}
 
-    async def compute(request: Request, one: ServedModel, task: Task) -> Any:
-        if task not in computes[one.id]:
-            message = f"the model {one.id!r} does not support /v1/{task}; use /v1/{one.model.config.task}"
+    async def compute(request: Request, chosen: ServedModel, task: Task) -> Any:
+        if task not in computes[chosen.id]:
+            message = f"the model {chosen.id!r} does not support /v1/{task}; use /v1/{chosen.model.config.task}"
             raise ApiError(409, ENDPOINTS[task].missing, message)
         image = await read_image(request, settings)
-        result = scheduler.batch((one.id, task), image.data, computes[one.id][task], image.large)
+        result = scheduler.batch((chosen.id, task), image.data, computes[chosen.id][task], image.large)
         return await result_for(request, result, request.scope["deadline"] - time.monotonic(), settings.timeout)
 
     @routes.post("/classify", responses=json_response(schemas.Classified, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def classify(request: Request, top: Top = 5, coverage: Coverage = None, model: Model = None) -> JSONResponse:
         """Return the most probable classes of an image.
 
-        If the model is calibrated, `familiarity` is the fraction of its validation images that the image is at least
-        as familiar as, and `unknown` is true below 0.05. With `coverage`, `label_set` contains the true class with
-        that probability; it is empty if no class is probable enough.
+        If the model is calibrated, `familiarity` is the fraction of its validation images that are at most as familiar
+        as this image, and `unknown` is true below 0.05. With `coverage`, `label_set` contains the true class with that
+        probability; it is empty if no class is probable enough.
         """
-        one = find_model(served, model)
-        if coverage is not None and one.model.config.calibration is None:
-            raise ApiError(409, "not_calibrated", f"coverage is not supported for {one.id!r}: {NOT_CALIBRATED}")
-        scores = await compute(request, one, "classify")
-        [answer] = interpret(one.predictor, scores[None], top, coverage)
-        found = Prediction("", *answer)
+        chosen = find_model(served, model)
+        if coverage is not None and chosen.model.config.calibration is None:
+            raise ApiError(409, "not_calibrated", f"coverage is not supported for {chosen.id!r}: {NOT_CALIBRATED}")
+        scores = await compute(request, chosen, "classify")
+        [answer] = interpret(chosen.predictor, scores[None], top, coverage)
+        prediction = Prediction("", *answer)
         return JSONResponse({
-            "predictions": label_records(found.predictions), "unknown": found.unknown,
-            "familiarity": found.familiarity,
-            "label_set": None if found.label_set is None else label_records(found.label_set), "model": one.id,
+            "predictions": label_records(prediction.predictions), "unknown": prediction.unknown,
+            "familiarity": prediction.familiarity,
+            "label_set": None if prediction.label_set is None else label_records(prediction.label_set),
+            "model": chosen.id,
         })  # fmt: skip
 
     @routes.post("/embed", responses=json_response(schemas.Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:
         """Return the pooled features of an image before the head, for search, clustering or training."""
-        one = find_model(served, model)
-        vector = await compute(request, one, "embed")
-        return JSONResponse({"embedding": vector.tolist(), "width": len(vector), "model": one.id})
+        chosen = find_model(served, model)
+        vector = await compute(request, chosen, "embed")
+        return JSONResponse({"embedding": vector.tolist(), "width": len(vector), "model": chosen.id})
 
     @routes.post("/segment", responses=json_response(schemas.Segmented, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def segment(request: Request, model: Model = None) -> JSONResponse:
         """Return the class of every pixel, as a PNG whose palette indices are the classes."""
-        one = find_model(served, model)
-        return JSONResponse({**await compute(request, one, "segment"), "model": one.id})
+        chosen = find_model(served, model)
+        return JSONResponse({**await compute(request, chosen, "segment"), "model": chosen.id})
 
     @routes.post("/explain", responses=json_response(schemas.Explained, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def explain(
@@ -97,15 +98,15 @@ def router(
 
         Attention and rollout do not show why a class is predicted. Occlusion measures the effect of hiding patches.
         """
-        one = service.model(model)
-        _ = one.vit  # reject models without attention before reading the image
-        index = one.target(target) if method in CLASS_MAPS else None
+        chosen = service.model(model)
+        _ = chosen.vit  # reject models without attention before reading the image
+        index = chosen.target(target) if method in CLASS_MAPS else None
         image = await read_image(request, settings)
-        name, explained = ("explain", method, index), partial(_explanation, one.id, method, index)
-        result = await service.respond_to_upload(request, one, image, name, explained, PRIORITIES[method])
+        name, explained = ("explain", method, index), partial(_explanation, chosen.id, method, index)
+        result = await service.respond_to_upload(request, chosen, image, name, explained, PRIORITIES[method])
         return Response(result.body, media_type=result.kind)
 
-    description = {"model": served[0].id, "models": [one.describe() for one in served]}
+    description = {"model": served[0].id, "models": [entry.describe() for entry in served]}
 
     @routes.get("/model", responses=json_response(schemas.Models, 401, 403))
     async def models() -> JSONResponse:
@@ -123,7 +124,7 @@ def computations(served: ServedModel) -> dict[Task, Compute]:
 
     def compute(task: Task, stream: Callable[[Images], Iterator[Any]], images: Sequence[bytes]) -> list[Any]:
         convert, results = ENDPOINTS[task].convert, stream(images)
-        return [convert(served, one) if one.error is None else unreadable(one.error) for one in results]
+        return [convert(served, result) if result.error is None else unreadable(result.error) for result in results]
 
     return {task: partial(compute, task, stream) for task, stream in served.predictor.answers().items()}
 
@@ -134,11 +135,11 @@ def _explanation(
     """Compute an importance map for one class, by default the most probable one, or for all outputs."""
     summary = numbers.image_summary(session, id, size)
     top = summary["predictions"][0]["index"] if method in CLASS_MAPS and index is None else index
-    found = numbers.importance(session, method, top)
-    values, columns = found["values"], found["grid"][1]
+    importance = numbers.importance(session, method, top)
+    values, columns = importance["values"], importance["grid"][1]
     rows = [values[start : start + columns] for start in range(0, len(values), columns)]
     return {
-        "method": method, "target": found["target"], "grid": found["grid"], "seen": summary["seen"],
+        "method": method, "target": importance["target"], "grid": importance["grid"], "seen": summary["seen"],
         "picture": summary["picture"], "values": rows, "predictions": summary["predictions"], "model": model,
     }  # fmt: skip
 

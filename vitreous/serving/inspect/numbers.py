@@ -65,7 +65,7 @@ def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], 
     """Return the most probable classes."""
     [best] = top_labels(probabilities[None], labels, count)
     values = rounded(torch.tensor([label.probability for label in best]))
-    return [{**class_entry(labels, one.index), "probability": value} for one, value in zip(best, values, strict=True)]
+    return [{**class_entry(labels, top.index), "probability": value} for top, value in zip(best, values, strict=True)]
 
 
 # ---- Predictions -----------------------------------------------------------------------------------------------------
@@ -188,18 +188,18 @@ def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
     captured, size = session.classifier_pass, session.batch_size
     draws = 1 if session.slow else 3
     values = cached_map(session, method, target)
-    found = faithfulness(captured, target, values, batch_size=size, between=session.step)
+    result = faithfulness(captured, target, values, batch_size=size, between=session.step)
     random = session.once(
         ("random", target),
         lambda: random_faithfulness(captured, target, draws, batch_size=size, between=session.step),
-        lambda one: 3 * one.fractions.nbytes,
+        lambda curves: 3 * curves.fractions.nbytes,
     )
     return {
         "method": method,
         "target": class_entry(session.inspected.labels, target),
-        "shares": rounded(found.fractions),
-        "deletion": {"auc": found.deletion, "curve": rounded(found.deletion_curve)},
-        "insertion": {"auc": found.insertion, "curve": rounded(found.insertion_curve)},
+        "shares": rounded(result.fractions),
+        "deletion": {"auc": result.deletion, "curve": rounded(result.deletion_curve)},
+        "insertion": {"auc": result.insertion, "curve": rounded(result.insertion_curve)},
         "random": {"deletion": random.deletion, "insertion": random.insertion},
     }
 
@@ -221,12 +221,12 @@ def attention_bytes(captured: CapturedForward, layer: int) -> Payload:
     fractions = np.frombuffer(data, np.uint8, offset=8 * heads * t).reshape(heads, t, t)
     for rows, weights in captured.chunks(layer):
         for scale, keys in enumerate((slice(0, prefix), slice(prefix, t))):
-            some = weights[0, :, :, keys].float()
-            if not some.shape[-1]:
+            block = weights[0, :, :, keys].float()
+            if not block.shape[-1]:
                 continue
-            largest = some.amax(dim=-1)
+            largest = block.amax(dim=-1)
             scales[:, rows, scale] = largest.cpu().numpy()
-            part = some / largest.clamp_min(1e-30)[..., None]
+            part = block / largest.clamp_min(1e-30)[..., None]
             fractions[:, rows, keys] = (part * 255).round().to(torch.uint8).cpu().numpy()
     return Payload(bytes(data), BYTES, (heads, t, t))
 

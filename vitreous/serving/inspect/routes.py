@@ -46,9 +46,10 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
         "/v1/images", responses=json_response(schemas.Shown, *schemas.IMAGE_ERRORS), openapi_extra=schemas.IMAGE_BODY
     )
     async def images(request: Request, model: Model = None) -> Response:
-        """Upload an image. It is kept in memory for a while, and its id is a hash of its bytes."""
-        one, upload = service.model(model), await read_image(request, settings)
-        return as_response(await service.respond_to_upload(request, one, upload, "picture", numbers.image_summary))
+        """Upload an image. It is cached in memory, and its id is a hash of its bytes."""
+        inspected, upload = service.model(model), await read_image(request, settings)
+        result = await service.respond_to_upload(request, inspected, upload, "picture", numbers.image_summary)
+        return as_response(result)
 
     @api.get("/v1/images/{id}/tour", responses=json_response(schemas.Tour, *MODEL_ERRORS))
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
@@ -73,17 +74,17 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
     @api.get("/v1/images/{id}/attention/{layer}", responses=binary_response(ATTENTION), response_class=Response)
     async def attention(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
         """Return the attention between all tokens, for every head of a layer."""
-        one = service.model(model)
-        at = one.layer(layer)
-        one.check_attention()
+        inspected = service.model(model)
+        at = inspected.layer(layer)
+        inspected.check_attention()
         make = lambda session: numbers.attention_bytes(session.captured, at)  # noqa: E731
         return await service.respond(request, model, id, ("attention", at), make)
 
     @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_response("uint8 [t, t]"), response_class=Response)
     async def similarity(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
         """Return uint8 [t, t]: the cosine similarity of two tokens after a layer is value / 127.5 - 1."""
-        one = service.model(model)
-        at, tokens = one.layer(layer), one.vit.config.num_tokens
+        inspected = service.model(model)
+        at, tokens = inspected.layer(layer), inspected.vit.config.num_tokens
         check_size(tokens**2, "token similarity", tokens)
         make = lambda session: numbers.similarity_bytes(session.captured.features(at))  # noqa: E731
         return await service.respond(request, model, id, ("similarity", at), make)
@@ -115,17 +116,17 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         model: Model = None,
     ) -> Response:
         """Return a value per patch. `rollout` uses `fusion` and `discard`; `relevance` and `occlusion` use `target`."""
-        one = service.model(model)
+        inspected = service.model(model)
         if method == "relevance" or method == "occlusion":
-            index = one.target(target)
+            index = inspected.target(target)
             if method == "relevance":
-                one.check_attention()
+                inspected.check_attention()
             return await service.respond(
                 request, model, id, ("map", method, index),
                 lambda session: numbers.importance(session, method, _class_of(session, index)),
                 Priority.MEDIUM if method == "relevance" else Priority.LONG,
             )  # fmt: skip
-        at = one.layer(layer)
+        at = inspected.layer(layer)
         if method == "rollout":
             return await service.respond(
                 request, model, id, ("map", method, fusion, discard, at),
@@ -142,10 +143,10 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
     ) -> Response:
         """Return deletion and insertion curves: the class probability as important patches are masked or revealed."""
-        one = service.model(model)
-        index = one.target(target)
+        inspected = service.model(model)
+        index = inspected.target(target)
         if method == "relevance":
-            one.check_attention()
+            inspected.check_attention()
         return await service.respond(
             request, model, id, ("faithfulness", method, index),
             lambda session: numbers.map_test(session, method, _class_of(session, index)), Priority.LONG,
@@ -157,9 +158,9 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         config = service.model(model).classifier.config
         patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
         limits = (("patches", patches, math.prod(config.grid)), ("classes", classes, config.num_classes))
-        for what, given, count in limits:
+        for key, given, count in limits:
             if wrong := [number for number in given if number >= count]:
-                raise ApiError(422, "bad_parameter", f"{what} must be integers from 0 to {count - 1}, got {wrong[0]}")
+                raise ApiError(422, "bad_parameter", f"{key} must be integers from 0 to {count - 1}, got {wrong[0]}")
         name = ("masked", hashlib.sha256(repr((patches, classes)).encode()).hexdigest())  # the lists may be long
         make = lambda session: numbers.masked(session, patches, classes)  # noqa: E731
         return await service.respond(request, model, id, name, make)
@@ -176,28 +177,28 @@ def add_model_routes(api: APIRouter, service: InspectService) -> None:
     @api.get("/v1/position", responses=binary_response("uint8 [n, n]"), response_class=Response)
     async def position(request: Request, model: Model = None) -> Response:
         """Return uint8 [n, n]: the similarity of two positions is value / 127.5 - 1. A bias is scaled to [-1, 1]."""
-        one = service.model(model)
-        n = math.prod(one.vit.config.grid)
+        inspected = service.model(model)
+        n = math.prod(inspected.vit.config.grid)
         check_size(n**2, "position similarity", n)
 
         def make() -> Payload:
-            found = position_similarity(one.vit)
-            if found.values is None:
-                raise ApiError(404, "no_positions", found.text)
-            flat = found.values.reshape(n, n)
-            if not found.bounded:
+            similarity = position_similarity(inspected.vit)
+            if similarity.values is None:
+                raise ApiError(404, "no_positions", similarity.text)
+            flat = similarity.values.reshape(n, n)
+            if not similarity.bounded:
                 flat = flat / flat.abs().max().clamp_min(1e-30)
             return Payload(numbers.signed_bytes(flat).tobytes(), BYTES, (n, n))
 
-        return await service.respond_without_image(request, one, "position", make)
+        return await service.respond_without_image(request, inspected, "position", make)
 
     @api.get("/v1/filters", responses=binary_response("uint8 [count, height, width, 3]"), response_class=Response)
     async def filters(request: Request, model: Model = None) -> Response:
         """Return uint8 [count, height, width, 3]: the first principal components of the patch filters."""
-        one = service.model(model)
+        inspected = service.model(model)
 
         def make() -> Payload:
-            rgb = filter_images(filter_components(one.vit).patterns)
+            rgb = filter_images(filter_components(inspected.vit).patterns)
             return Payload(rgb.tobytes(), BYTES, rgb.shape)
 
-        return await service.respond_without_image(request, one, "filters", make)
+        return await service.respond_without_image(request, inspected, "filters", make)

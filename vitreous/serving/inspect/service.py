@@ -148,12 +148,12 @@ class DecodedImage:
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in (*self.pixels.values(), *self.whole.values()))
+        return sum(tensor.nbytes for tensor in (*self.pixels.values(), *self.whole.values()))
 
 
 def decode_for(models: Sequence[InspectedModel], data: bytes) -> DecodedImage:
     """Decode an image for every model."""
-    size, configs = size_of(data), {one.id: one.model.config for one in models}
+    size, configs = size_of(data), {inspected.id: inspected.model.config for inspected in models}
     pixels = {id: fit(data, c.image_size, c.preprocessing, c.channels) for id, c in configs.items()}
     whole = {}
     for id, config in configs.items():
@@ -268,9 +268,9 @@ class InspectService:
     ):
         self.served, self.scheduler, self.timeout = list(served), scheduler, timeout
         self.models: dict[str, InspectedModel] = {}
-        for one in served:  # float32 models are shared, others are copied
-            model = placed(one.model, next(one.model.parameters()).device, torch.float32).eval()
-            self.models[one.id] = InspectedModel(one.id, model, one.labels)
+        for entry in served:  # float32 models are shared, others are copied
+            model = placed(entry.model, next(entry.model.parameters()).device, torch.float32).eval()
+            self.models[entry.id] = InspectedModel(entry.id, model, entry.labels)
         self.images = LruCache[DecodedImage](images, image_bytes)
         self.cache = LruCache[Any](2**14, cache_bytes)
 

@@ -2,12 +2,12 @@
 
 import { byId } from "../widgets/dom.js";
 
-let asked = null;
+let pending = null;
 
 /** Resolves to the key, or to null if the dialog is dismissed. Concurrent calls share one dialog. */
 export function askForKey() {
-  asked ??= ask().finally(() => (asked = null));
-  return asked;
+  pending ??= ask().finally(() => (pending = null));
+  return pending;
 }
 
 function ask() {

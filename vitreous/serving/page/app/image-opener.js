@@ -64,9 +64,9 @@ export class ImageOpener {
     });
   }
 
-  /** `asked` is the id of an image from a link that this page does not have. */
-  translate(asked) {
-    this.words.textContent = t(asked ? "asked-again" : "drop");
+  /** `linked` is the id of the image of a link, if this page does not have that image. */
+  translate(linked) {
+    this.words.textContent = t(linked ? "drop-again" : "drop");
     this.choose.textContent = t("choose");
     this.or.textContent = t("or-example");
     this.more.textContent = t("stays-here");

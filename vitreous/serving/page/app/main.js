@@ -84,10 +84,10 @@ class App {
       if (!restoring) set({ erased: [], erasing: false, target: null, query: null, hover: null });
       const shown = (await Promise.all(this.panes.map((pane) => pane.open(picture))))[0];
       if (this.turn !== turn || !shown) return;
-      const asked = view.image;
+      const linked = view.image;
       this.picture = { ...picture, id: shown.id };
       set({ image: picture.name ?? shown.id });
-      if (restoring && asked && !EXAMPLES.includes(asked) && asked !== shown.id) this.fail(new Error(t("another-picture")));
+      if (restoring && linked && !EXAMPLES.includes(linked) && linked !== shown.id) this.fail(new Error(t("wrong-image")));
       this.redraw();
     } catch (error) {
       if (error.name !== "AbortError" && this.turn === turn) this.fail(error);

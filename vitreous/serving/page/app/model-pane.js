@@ -182,7 +182,7 @@ export class ModelPane {
     const map = this.map;
     const found = map === "original" ? null : this.found(map);
     const erased = this.app.erasedIn(this);
-    this.prefetch.want(map);
+    this.prefetch.load(map);
     this.imageCanvas.draw({ map: found, patch: patchOf(this.query, this.shown), pinned: Boolean(view.query?.place), erased });
     this.mapList.draw(this.shown, this.bitmap, map, (each) => (each === map ? found : this.found(each)));
     this.controls.draw(map, found);

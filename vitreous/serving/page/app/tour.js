@@ -89,7 +89,7 @@ export class Tour {
     });
     this.title.textContent = t(`tour-${step.name}`);
     this.equation.replaceChildren(...formula(EQUATIONS[step.name] ?? step.symbol));
-    this.text.textContent = t(this.#sentence(step.name), this.#gaps(step));
+    this.text.textContent = t(this.#sentence(step.name), this.#values(step));
     this.tensor.replaceChildren(...this.#tensor(step));
     this.back.textContent = t("back");
     this.back.disabled = this.number === 0;
@@ -104,8 +104,8 @@ export class Tour {
     return `tour-${name}-text`;
   }
 
-  /** Returns the numbers for the texts. */
-  #gaps(step) {
+  /** Returns the numbers that the texts contain. */
+  #values(step) {
     const { model } = this.pane;
     const [gh, gw] = this.pane.shown.grid;
     const [ph, pw] = model.patch_size;

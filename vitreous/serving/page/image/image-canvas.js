@@ -169,7 +169,7 @@ export class ImageCanvas {
 
   label(words) {
     this.canvas.setAttribute("aria-label", words);
-    this.canvas.setAttribute("aria-roledescription", t("picture-role"));
+    this.canvas.setAttribute("aria-roledescription", t("canvas-role"));
   }
 }
 

@@ -21,8 +21,8 @@ export class MapCaption {
     const waiting = map !== "original" && !found ? t(`computing-${map}`) : null;
     this.#explain(map, prefetch.failure(map) ?? waiting);
     this.#legend(map === "mask" ? shown.segments : []);
-    const label = t("picture-label", { map: words, rows: shown.grid[0], columns: shown.grid[1] });
-    return model.task === "classify" ? `${label} ${t("picture-keys")}` : label;
+    const label = t("canvas-label", { map: words, rows: shown.grid[0], columns: shown.grid[1] });
+    return model.task === "classify" ? `${label} ${t("canvas-keys")}` : label;
   }
 
   #title(map) {

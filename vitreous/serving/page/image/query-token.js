@@ -9,9 +9,9 @@ export const defaultQuery = (model) => (model.tokens?.prefix?.[0]?.startsWith("c
 /** Returns the row in the matrices of this model: an index or "mean". */
 export function rowOf(query, model, shown) {
   const prefix = model.tokens.prefix.length;
-  const asked = query ?? defaultQuery(model);
-  if (asked.place) return prefix + patchAt(shown, asked.place);
-  if (asked.token !== undefined && asked.token < prefix) return asked.token;
+  const current = query ?? defaultQuery(model);
+  if (current.place) return prefix + patchAt(shown, current.place);
+  if (current.token !== undefined && current.token < prefix) return current.token;
   return "mean"; // also for tokens that this model does not have
 }
 

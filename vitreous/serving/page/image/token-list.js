@@ -35,12 +35,12 @@ export class TokenList {
 
   /** `row` is the attention of the query to every token, or null if the map does not show attention. */
   draw(shown, row) {
-    const asked = view.query ?? defaultQuery(this.model);
-    const current = rowOf(asked, this.model, shown);
+    const query = view.query ?? defaultQuery(this.model);
+    const current = rowOf(query, this.model, shown);
     this.chips.forEach((chip, token) => {
       chip.button.setAttribute(
         "aria-pressed",
-        String(!asked.place && rowOf(chip.query, this.model, shown) === current),
+        String(!query.place && rowOf(chip.query, this.model, shown) === current),
       );
       chip.share.textContent = row && chip.name ? percent(row[token]) : "";
     });

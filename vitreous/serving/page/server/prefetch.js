@@ -1,4 +1,4 @@
-// Loads the data of a pane: first what is visible, then the rest, one request at a time.
+// Loads the data of a pane: first the visible data, then the rest, one request at a time.
 
 import { TESTED } from "../views/faithfulness.js";
 import { t } from "../text/translate.js";
@@ -11,7 +11,7 @@ const LIGHT = 64e6; // bytes; above this, hidden layers are loaded only on reque
 
 export class Prefetch {
   constructor(pane, session, redraw) {
-    Object.assign(this, { pane, session, redraw, asked: new Set(), failures: new Map(), heavy: null, stopped: false });
+    Object.assign(this, { pane, session, redraw, requested: new Set(), failures: new Map(), heavy: null, stopped: false });
     const { heads, depth, tokens } = pane.model;
     const count = pane.shown.grid[0] * pane.shown.grid[1] + tokens.prefix.length;
     this.size = (heads ?? 0) * (depth ?? 0) * count * count;
@@ -48,8 +48,8 @@ export class Prefetch {
       await this.#need(`attention/${layer}`, () => this.session.attention(layer));
   }
 
-  /** Loads what is visible and aborts requests for earlier views. */
-  want(map) {
+  /** Loads the visible data and aborts requests for earlier views. */
+  load(map) {
     const { pane, session } = this;
     if (map === "mask") this.#need("mask", () => this.#mask());
     if (map === "attention") this.#need(`attention/${pane.layer}`, () => session.attention(pane.layer), map);
@@ -84,13 +84,13 @@ export class Prefetch {
   }
 
   async #need(key, ask, map) {
-    if (this.asked.has(key) || this.stopped) return;
-    this.asked.add(key);
+    if (this.requested.has(key) || this.stopped) return;
+    this.requested.add(key);
     const words = key.startsWith("faithfulness") ? "check-wait" : map ? `computing-${map}` : "loading";
     try {
       await showWhile(t(words, { map: map ? t(`map-${map}`) : "" }), ask());
     } catch (error) {
-      if (error.name === "AbortError") this.asked.delete(key);
+      if (error.name === "AbortError") this.requested.delete(key);
       else this.failures.set(key, error.message);
     }
     if (!this.stopped) this.redraw();

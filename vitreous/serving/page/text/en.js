@@ -14,8 +14,8 @@ export const en = {
 
   // Opening an image
   "drop": "Drop or paste an image here", "choose": "Choose a file", "or-example": "or try one of these examples",
-  "asked-again": "The image of this link was not shared. Drop the same image here to see the same view.",
-  "another-picture": "This is not the image of the link. The view settings are from the link.",
+  "drop-again": "This link does not contain its image. Drop the same image here to see the same view.",
+  "wrong-image": "This is not the image of the link. Only the view settings were restored.",
   "stays-here": "JPEG, PNG or WebP. The image is sent only to this server and kept only in memory.",
   "example-balloon": "Balloon", "example-oranges": "Oranges", "example-lighthouse": "Lighthouse",
   "wrong-format": "Unsupported format {kind}. Use JPEG, PNG or WebP.", "unknown-kind": "unknown",
@@ -51,15 +51,15 @@ export const en = {
   "check-link": "Test this map.",
   "computing-attention": "Computing the attention of this layer", "computing-similarity": "Comparing the tokens of this layer",
   "computing-rollout": "Multiplying attention through the layers", "computing-relevance": "Computing gradients for this class",
-  "computing-occlusion": "Covering one region after another; this takes a moment",
+  "computing-occlusion": "Covering each region in turn; this takes a moment",
   "computing-pca": "Computing principal components", "computing-mask": "Segmenting",
   "no-head": "This model has no classification head, only features.", "no-masks": "This is not a segmentation model.",
   "no-attention": "This model has no attention.", "opacity": "Opacity {percent}%", "smooth": "smooth", "blocky": "blocky",
   "smooth-label": "Map display: {now}", "fusion": "Combine heads by", "fusion-mean": "mean", "fusion-max": "maximum",
   "fusion-min": "minimum", "discard": "Discard {percent}%", "scale-none": "No colour scale",
   "scale-heat": "Colour scale from {low} (dark) to {high} (bright)", "scale-signed": "Colour scale from {low} (blue) through 0 to {high} (red)",
-  "picture-role": "patch grid", "picture-label": "Image with {rows} by {columns} patches, showing {map}. Use the arrow keys to select a patch.",
-  "picture-keys": "In erase mode, press Space to erase it.",
+  "canvas-role": "patch grid", "canvas-label": "Image with {rows} by {columns} patches, showing {map}. Use the arrow keys to select a patch.",
+  "canvas-keys": "In erase mode, press Space to erase it.",
 
   // Inside the model
   "inside": "Inside the model", "matrix-label": "Attention of the query token by layer (rows) and head (columns)", "mean": "mean",
@@ -80,7 +80,7 @@ export const en = {
 
   // Predictions
   "answer": "Prediction", "segments": "Segments", "erase": "Erase patches", "clear": "Restore all",
-  "unknown": "This image is unlike those that the model was trained for. Its prediction may be meaningless.",
+  "unknown": "This image is unlike the training images, so the prediction may be meaningless.",
   "answer-hint": "Select a class to see its relevance and occlusion maps.",
   "target-hint": "Show relevance and occlusion for this class",
   "erase-hint": "Drag over the image to erase patches and watch the bars.",

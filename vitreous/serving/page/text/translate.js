@@ -19,10 +19,10 @@ function initial() {
 export const currentLanguage = () => language;
 
 /** Returns the text for a key, with {placeholders} filled in. */
-export function t(key, gaps = {}) {
+export function t(key, values = {}) {
   const sentence = TABLES[language][key];
   if (sentence === undefined) throw new Error(`missing text ${key} in ${language}`);
-  return sentence.replace(/\{(\w+)\}/g, (_, name) => gaps[name]);
+  return sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 }
 
 /** Returns true if the key has a text. */

@@ -14,8 +14,8 @@ export const zh = {
 
   // 打开图像
   "drop": "将图像拖放或粘贴到这里", "choose": "选择文件", "or-example": "或试试这些示例",
-  "asked-again": "该链接的图像没有被分享。把同一张图像拖到这里，即可看到相同的视图。",
-  "another-picture": "这不是该链接的图像；视图设置来自链接。",
+  "drop-again": "链接中不包含图像。把同一张图像拖到这里，即可看到相同的视图。",
+  "wrong-image": "这不是该链接的图像，仅恢复了视图设置。",
   "stays-here": "支持 JPEG、PNG 或 WebP。图像只发送给本服务器，并且只保存在内存中。",
   "example-balloon": "热气球", "example-oranges": "橙子", "example-lighthouse": "灯塔",
   "wrong-format": "不支持的格式 {kind}。请使用 JPEG、PNG 或 WebP。", "unknown-kind": "未知",
@@ -58,8 +58,8 @@ export const zh = {
   "smooth-label": "图的显示方式：{now}", "fusion": "各头合并方式", "fusion-mean": "平均", "fusion-max": "最大",
   "fusion-min": "最小", "discard": "丢弃 {percent}%", "scale-none": "没有颜色刻度",
   "scale-heat": "颜色刻度：{low}（暗）到 {high}（亮）", "scale-signed": "颜色刻度：{low}（蓝）经过 0 到 {high}（红）",
-  "picture-role": "图像块网格", "picture-label": "图像，共 {rows} 行 {columns} 列图像块，当前显示{map}。用方向键选择图像块。",
-  "picture-keys": "擦除模式下，按空格键擦除。",
+  "canvas-role": "图像块网格", "canvas-label": "图像，共 {rows} 行 {columns} 列图像块，当前显示{map}。用方向键选择图像块。",
+  "canvas-keys": "擦除模式下，按空格键擦除。",
 
   // 内部
   "inside": "模型内部", "matrix-label": "查询词元的注意力：行为层，列为头", "mean": "平均",
@@ -80,7 +80,7 @@ export const zh = {
 
   // 预测
   "answer": "预测", "segments": "分割结果", "erase": "擦除图像块", "clear": "全部恢复",
-  "unknown": "这张图像与模型训练所针对的图像差异较大，预测结果可能没有意义。",
+  "unknown": "这张图像与训练图像差异较大，预测结果可能没有意义。",
   "answer-hint": "选择一个类别，查看它的相关性图和遮挡图。",
   "target-hint": "显示该类别的相关性和遮挡",
   "erase-hint": "在图像上拖动以擦除图像块，并观察条形的变化。",

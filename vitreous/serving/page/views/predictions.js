@@ -1,5 +1,5 @@
 // Bars for the five most probable classes, compared with the original image when patches are erased, and a hint if
-// the image is unlike those that the model was trained for. For a segmenter, the classes in its mask.
+// the image is unlike the training images. For a segmenter, the classes in its mask.
 
 import { el, swatch } from "../widgets/dom.js";
 import { percent, t } from "../text/translate.js";

@@ -38,12 +38,12 @@ export function fitCanvas(canvas, width, height) {
 
 /** Runs `work` at most once per frame. */
 export function oncePerFrame(work) {
-  let asked = false;
+  let scheduled = false;
   return () => {
-    if (asked) return;
-    asked = true;
+    if (scheduled) return;
+    scheduled = true;
     requestAnimationFrame(() => {
-      asked = false;
+      scheduled = false;
       work();
     });
   };

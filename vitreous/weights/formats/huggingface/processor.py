@@ -114,7 +114,7 @@ def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | Non
 
 
 def _scaled(fields: JsonFields) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and std for pixels in [0, 1], whatever range the processor uses."""
+    """Return mean and std for pixels in [0, 1], regardless of the range that the processor uses."""
     factor = fields.get(float, "rescale_factor", PIXEL) if fields.get(bool, "do_rescale", True) else 1.0
     normed = fields if fields.get(bool, "do_normalize", True) else JsonFields(fields.path, {})
     mean, std = normed.numbers("image_mean", (0.0,)), normed.numbers("image_std", (1.0,))
