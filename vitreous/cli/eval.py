@@ -61,12 +61,12 @@ def evaluate(
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
         workers: Number of threads that decode images.
-        flip: Average each prediction with that for the mirrored image.
+        flip: Average the predictions for each image and its mirror image.
         decode: JPEG decoding; `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
             Only for classifiers.
         probe: Evaluate the frozen encoder instead of the head, by fitting a classifier to features of the train split:
             k-NN, linear, or few-shot (least squares on a few images per class).
-        features: Features for --probe: the input of the head, or the class token concatenated with the mean patch.
+        features: Features for --probe: input of the head, or the class token concatenated with the mean patch token.
         cache: Folder in which to cache features for later probes. By default they are not stored.
         neighbours: k for --probe knn. Several values are evaluated in one pass; the first gives the reported result.
         shots: Images per class for --probe fewshot; the first value gives the reported result. By default 5, 10

@@ -26,7 +26,8 @@ from vitreous.weights.native import CALIBRATION, provenance_of
 SHOWN = 12  # maximum number of worst classes to print
 SHOWN_SEGMENTS = 20  # the same for segmenters
 CROSS_FITTED = (
-    "The model was calibrated on this split: ece_calibrated uses the temperature of one half for the other half."
+    "The model was calibrated on this split. For ece_calibrated, each half of the images uses the temperature of the "
+    "other half."
 )
 
 
@@ -34,7 +35,7 @@ CROSS_FITTED = (
 class _ModelMetrics:
     """Metrics of a model for one task. `evaluation` contains per-class metrics and mistakes.
 
-    Subclasses add a field for each metric, and say which data they need and how to evaluate a predictor on it.
+    Subclasses add a field per metric, and define how to open the data and evaluate a predictor.
     """
 
     task: ClassVar[Task]

@@ -3,7 +3,7 @@
 A probe is trained on features of the train split and evaluated on another split. It does not use the head of the model,
 so the classes of the data can differ from those of the model.
 
-q: queries; n: images in the bank; d: width; k: neighbours.
+q: queries; n: training images; d: width; k: neighbours.
 """
 
 import math

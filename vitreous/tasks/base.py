@@ -32,7 +32,7 @@ from vitreous.weights.native import CALIBRATION
 
 SMALL = 48  # largest side of small images, in pixels
 SAMPLES = 16  # training images in a report
-EVALUATION_BATCH = 64  # the default of `vitreous eval`, so that the metrics of a run are equal to it
+EVALUATION_BATCH = 64  # the default of `vitreous eval`, so that both give equal metrics
 
 # With few images, convolutional positions and mean pooling are better: on the digits data set, the top-1 accuracy is
 # 0.992, compared to 0.964 with learned positions and a class token.
@@ -84,11 +84,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Defaults for fine-tuning a checkpoint. docs/measured.md has the comparisons that they come from."""
+    """Defaults for fine-tuning a checkpoint. See docs/measured.md for the comparisons."""
 
     side: int = 224  # image size, if that of the checkpoint is larger
     batch_size: int = 64
-    layer_decay: float = 0.75  # this and the learning rate for `batch_size` apply if all weights are trained
+    layer_decay: float = 0.75  # layer_decay and lr apply if all weights are trained; lr is for `batch_size`
     lr: float = 2.8e-4
 
 
@@ -232,7 +232,7 @@ class Task(ABC):
         return val
 
     def calibrate(self, results: Any) -> tuple[Calibration, Results] | None:
-        """Fit a calibration to the results of `evaluate_best`, and return it with the calibrated results.
+        """Fit a calibration to the results of `evaluate_best`. Also return the calibrated results.
 
         Return None if the results have no logits.
         """
@@ -279,7 +279,7 @@ def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
 
 
 def open_init(config: TrainConfig) -> Checkpoint | None:
-    """Open the checkpoint given by --init, or return None if there is none, and for auto, which depends on the data."""
+    """Open the checkpoint given by --init, or return None without --init or with auto, which is resolved later."""
     return None if config.init in (None, "auto") else open_checkpoint(str(config.init))
 
 

@@ -1,4 +1,4 @@
-"""`--train-only head` on features that are computed once per image, because nothing below the head changes.
+"""`--train-only head` on features that are computed once per image, because the encoder is frozen.
 
 This is possible if images are only mirrored: the features of each image and of its mirror image are kept. Otherwise
 (random crops, colours, mixup, dropout in the encoder), features differ in every epoch, and the ordinary path is used.
@@ -89,9 +89,9 @@ class CachedHead(Classify):
         return Evaluation.join(parts)
 
     def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
-        config, some = self.model.config, batch.indices[:SAMPLES]
+        config, indices = self.model.config, batch.indices[:SAMPLES]
         reader = Reader(self.loader.source, config.image_size, config.channels, config.preprocessing)
-        return reader[Request(0, some, some)].images
+        return reader[Request(0, indices, indices)].images
 
 
 class FeatureLoader:
@@ -120,7 +120,7 @@ class FeatureLoader:
         return self.known[key][1]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the training batches. Images are mirrored in the same epochs as by `augment`."""
+        """Yield the training batches. An image is mirrored in the epochs in which `augment` would flip it."""
         config, flip = self.config, self.config.augment.flip or 0.0
         plain = self.features(self.source)
         mirrored = self.features(self.source, mirrored=True) if flip else plain
@@ -135,7 +135,7 @@ class FeatureLoader:
             problems = []
 
     def evaluation(self, source: Source) -> list[Batch]:
-        """Return this process's share of a split. As in `EvalLoader`, all processes get the same number of images."""
+        """Return this process's slice of a split. As in `EvalLoader`, all processes get the same number of images."""
         found, world = self.features(source), self.world
         count = len(source)
         mine = torch.arange(world.rank, -(-count // world.size) * world.size, world.size).clamp(max=count - 1)

@@ -1,7 +1,7 @@
 """Compiles models with torch.compile before the first step, by default only if that makes the run shorter.
 
 --compile compiles the whole model, with CUDA graphs if possible, which gives the fastest steps but takes a minute. The
-automatic choice compiles only the transformer blocks. They have the same code, so one of them is compiled for all.
+automatic choice compiles only the transformer blocks. All blocks share their code, so it is compiled once.
 """
 
 import time
@@ -47,7 +47,7 @@ def choose_compile(
         return Choice("compile", False, "not supported for this model or --parallel fsdp")
     seconds = max(world.gather(steps * seconds_per_step(rehearse, world.device)))  # the same choice in all processes
     if seconds * (1 - 1 / SPEED_UP) < COMPILE_SECONDS:
-        return Choice("compile", False, f"all steps take only {roughly(seconds)}")
+        return Choice("compile", False, f"all steps take only about {roughly(seconds)}")
     compile_blocks(blocks)
     reason = ""
     try:
@@ -58,7 +58,7 @@ def choose_compile(
         for block in blocks:
             block._compiled_call_impl = None
         return Choice("compile", False, f"torch.compile failed: {reason}")
-    return Choice("compile", "blocks", f"all steps would take {roughly(seconds)}")
+    return Choice("compile", "blocks", f"without it, all steps would take about {roughly(seconds)}")
 
 
 def seconds_per_step(rehearse: Callable[[], None], device: torch.device) -> float:

@@ -212,7 +212,7 @@ class _Choices:
         """True if LoRA is better than fine-tuning all weights. Options that have no effect with LoRA rule it out."""
         assert self.init is not None
         description, optim = self.init.describe(self.config.overrides), self.config.optim
-        # Masked autoencoders need all weights to be trained, and our own runs start from less data.
+        # Masked autoencoders need all weights to be trained; checkpoints of Vitreous runs were trained on less data.
         suited = description.provenance.get("format") != "mae" and "run" not in description.provenance
         free = self.config.parallel != "fsdp" and optim.layer_decay is None and optim.optimizer in (None, "adamw")
         fits = description.config.backbone.has_attention and self.count < LORA_IMAGES
@@ -295,7 +295,7 @@ def _tiled(fits: Callable[[int], object], pixels: int) -> int:
         except BadValue:
             continue
         return side
-    return pixels  # the model has another problem, and building it will raise the error
+    return pixels  # the config is invalid for another reason, which building the model reports
 
 
 def free_folder(parent: Path, name: str) -> Path:
@@ -337,10 +337,10 @@ def choose_keep(reader: Reader, device: str, epochs: float) -> Choice:
     needed = kept_bytes(reader)
     size = f"{needed / 1e9:.2g} GB" if needed >= 1e9 else f"{needed / 1e6:.0f} MB"
     if device == "cuda" and torch.cuda.is_available() and needed <= KEPT_FRACTION * free_memory("cuda"):
-        return Choice("keep_images", "gpu", f"all images are decoded once, to {size}")
+        return Choice("keep_images", "gpu", f"all images are decoded once and take {size}")
     if needed <= KEPT_FRACTION * free_memory("cpu"):
-        return Choice("keep_images", "memory", f"all images are decoded once, to {size}")
-    return Choice("keep_images", "no", f"decoded images need {size}")
+        return Choice("keep_images", "memory", f"all images are decoded once and take {size}")
+    return Choice("keep_images", "no", f"decoded images would take {size}, which does not fit")
 
 
 def fitting_batch(model: ModelConfig, memory: int) -> int:

@@ -56,7 +56,7 @@ def frozen_features(
     log: Callable[[str], None],
     mirrored: bool = False,
 ) -> FrozenFeatures:
-    """Compute the features of all images. Each process computes a part; all processes must call this.
+    """Compute the features of all images. Each process computes a slice; all processes must call this.
 
     `log` prints a line.
     """
@@ -70,19 +70,19 @@ def frozen_features(
         precision="bf16" if half else "fp32",
         workers=config.workers,
     )
-    what = f"{len(source):,} {'mirrored ' if mirrored else ''}images"
-    log(f"computing the features of {what} once, with the frozen encoder")
-    mine = extract_rows(predictor, pick(source, np.arange(world.rank, len(source), world.size)), progress=_Lines(log))
+    images = f"{len(source):,} {'mirrored ' if mirrored else ''}images"
+    log(f"computing features of {images} with the frozen encoder")
+    local = extract_rows(predictor, pick(source, np.arange(world.rank, len(source), world.size)), progress=_Lines(log))
     features = torch.zeros(len(source), predictor.width)
     labels, problems = torch.zeros(len(source), dtype=torch.int64), []
-    for rank, part in enumerate(world.gather(mine)):
+    for rank, part in enumerate(world.gather(local)):
         features[rank :: world.size], labels[rank :: world.size] = part.features, part.labels
         problems += part.problems
     return FrozenFeatures(features, labels, problems)
 
 
 class _Lines:
-    """Prints a line of progress every SECONDS."""
+    """Logs progress every SECONDS seconds."""
 
     def __init__(self, log: Callable[[str], None]):
         self.log, self.started = log, time.monotonic()

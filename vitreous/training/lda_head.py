@@ -1,6 +1,6 @@
 """`--train-only lda`: compute the head by linear discriminant analysis on features of the frozen encoder.
 
-There are no epochs, no augmentation and no optimizer: one pass over the images, with the features of evaluation, and a
+There are no epochs, no augmentation and no optimizer: one pass over the images, preprocessed as for evaluation, and a
 solution in closed form (evaluation/discriminant.py). Its statistics are stored in the checkpoint, so that
 `vitreous.extend` can add images and classes.
 """
@@ -110,5 +110,5 @@ def linear_head(model: Model) -> nn.Linear:
     [head, *others] = model.heads
     if others or not isinstance(head, nn.Linear):
         kind = "two heads" if others else type(getattr(model.config, "head", head)).__name__
-        raise BadValue(f"--train-only lda needs a model with one linear head, but this one has {kind}")
+        raise BadValue(f"--train-only lda needs a model with one linear head, got {kind}")
     return head

@@ -309,7 +309,7 @@ def add_lora(model: nn.Module, rank: int) -> None:
 class Stepper:
     """Training step: forward and backward pass of `compiled`, gradient clipping, optimizer step.
 
-    Without compilation, `compiled` and `evaluated`, the module for evaluations, are `module` itself.
+    `compiled` is used for training steps and `evaluated` for evaluations; both are `module` if nothing is compiled.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
         path = folder / "last" / "progress.json"
         raise ValueError(f"{path} is at step {before.step}, but the run has only {job.total_steps} steps")
     if before.step == job.total_steps:
-        console.print("this run is finished; evaluating it again")
+        console.print("the run is already finished; evaluating it again")
     return before
 
 
@@ -278,7 +278,7 @@ def _finish_epoch(
 
 
 def _earlier_seconds(path: Path, progress: Progress) -> dict[str, float]:
-    """Return the time of earlier sessions by phase. Steps after the last row are part of `progress` only."""
+    """Return the seconds of earlier sessions by phase. `progress` also counts steps after the last row."""
     rows = read_rows(path) if path.exists() else []
     phases: dict[str, float] = dict(rows[-1].get("seconds_by_phase", {})) if rows else {}
     known = rows[-1]["seconds"] if phases else 0.0

@@ -34,7 +34,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
         results = calibrated if calibrated is not None and split == "val" else _evaluate_best(job, folder, source)
     rows = read_rows(folder / run_folder.METRICS)
     if not rows:
-        raise ValueError(f"{folder / run_folder.METRICS} is empty, so there is nothing to report")
+        raise ValueError(f"{folder / run_folder.METRICS} is empty: no metrics to report")
     unreadable = _unreadable(job, rows, split, results)
     steps = [row["step"] - before["step"] for row, before in zip(rows, [{"step": 0}, *rows], strict=False)]
     metrics: dict[str, Any] = {
@@ -100,10 +100,10 @@ def _calibrate_best(job: Job, folder: Path) -> Results | None:
     if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
         return None
     images = job.task.calibration_images(job.data.val)
-    found = job.task.calibrate(_evaluate_best(job, folder, images))
-    if found is None:
+    calibrated = job.task.calibrate(_evaluate_best(job, folder, images))
+    if calibrated is None:
         return None
-    calibration, results = found
+    calibration, results = calibrated
     if job.world.first:
         model = load_folder(folder / "best").to(job.world.device)
         familiarity, scores = job.task.fit_familiarity(model, job.data.train, job.data.val)
@@ -140,7 +140,7 @@ def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Resul
     problems = [problem for row in rows for problem in row.get("unreadable", ())]
     if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only counts
         problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
-    problems = [problem for those in job.world.gather(problems) for problem in those]
+    problems = [problem for part in job.world.gather(problems) for problem in part]
     return list(dict.fromkeys(problems + results.problems))
 
 

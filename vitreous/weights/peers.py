@@ -46,7 +46,7 @@ def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "
         theirs = load(path, model.config)(images)
     except ModuleNotFoundError as error:
         return PeerCheck(library, None, f"{error.name} is not installed")
-    except Exception as error:  # a broken installation, or a version that we do not know, must not fail the conversion
+    except Exception as error:  # a broken installation, or an unsupported version, must not fail the conversion
         return PeerCheck(library, None, single_spaced(f"{type(error).__name__}: {error}", 200))
     ours = model(images)
     if theirs.shape != ours.shape:  # transformers returns all tokens of a model without a head
