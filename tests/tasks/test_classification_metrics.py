@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import (
+    balanced_accuracy_score,
     confusion_matrix,
     log_loss,
     precision_recall_fscore_support,
@@ -52,6 +54,10 @@ def test_metrics_equal_those_of_scikit_learn(n: int, classes: int, seed: int, ti
     assert metrics["top1"] == pytest.approx(top_k_accuracy_score(**mirror, k=1))
     if classes > 5:
         assert metrics["top5"] == pytest.approx(top_k_accuracy_score(**mirror, k=5))
+    guesses = Evaluation.of(logits, labels).predicted[hidden:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some classes that are predicted have no images
+        assert metrics["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(known, guesses))
     assert metrics["loss"] == pytest.approx(log_loss(known, seen.softmax(1), labels=all_classes), abs=1e-5)
     assert (metrics["count"], metrics["unreadable"]) == (n, hidden)
 
@@ -109,7 +115,9 @@ def test_a_perfectly_calibrated_guess_has_no_error() -> None:
     logits = torch.zeros(40, 4)
     evaluation = Evaluation.of(logits, torch.arange(40) % 4)
     assert evaluation.metrics() == pytest.approx(
-        {"top1": 0.25, "top5": 1, "loss": math.log(4), "ece": 0, "count": 40, "unreadable": 0}, abs=1e-6
+        {"top1": 0.25, "top5": 1, "balanced_accuracy": 0.25, "loss": math.log(4), "ece": 0}
+        | {"count": 40, "unreadable": 0},
+        abs=1e-6,
     )
     assert set(evaluation.predicted.tolist()) == {0}
 

@@ -14,7 +14,8 @@ from train_runs import finish_in_two, skip_report, tiny
 from vitreous.training import TrainConfig
 from vitreous.training.run import train
 
-CLASSIFY, SEGMENT = ("top1", "top5", "loss", "ece", "ece_calibrated"), ("miou", "pixel_accuracy", "boundary_f")
+CLASSIFY = ("top1", "top5", "balanced_accuracy", "loss", "ece", "ece_calibrated")
+SEGMENT = ("miou", "pixel_accuracy", "boundary_f")
 
 
 @pytest.fixture(autouse=True)

@@ -94,6 +94,7 @@ class ClassificationMetrics(_ModelMetrics):
     evaluation: Evaluation
     top1: float
     top5: float
+    balanced_accuracy: float  # mean recall of the classes
     loss: float
     ece: float
     ece_calibrated: float | None = None  # with the temperature of the model's calibration; None if it has none

@@ -26,6 +26,7 @@ NAMES = {
     "top1": ("top-1", True), "top5": ("top-5", True), "miou": ("mean IoU", True),
     "pixel_accuracy": ("pixel accuracy", True), "boundary_f": ("boundary F", True), "knn": ("k-NN", True),
     "linear": ("linear probe", True), "fewshot": ("few-shot", True), "ece": ("calibration error", True),
+    "balanced_accuracy": ("balanced accuracy", True),
     "loss": ("loss", False), "lr": ("learning rate", False), "images_per_second": ("images/s", False),
     "seconds": ("time", False), "count": ("images", False),
 }  # fmt: skip

@@ -179,9 +179,10 @@ class Evaluation:
         return calibrate_scores(logits, labels), replace(self, calibrated=calibrated, logits=None, cross_fitted=True)
 
     def metrics(self) -> dict[str, Any]:
-        """Return `top1`, `top5`, `loss`, `ece` and image counts. Accuracies are fractions, not percentages.
+        """Return `top1`, `top5`, `balanced_accuracy`, `loss`, `ece` and image counts. Accuracies are fractions.
 
-        `ece_calibrated` is included if the model is calibrated.
+        `balanced_accuracy` is the mean recall of the classes that have images. `ece_calibrated` is included if the
+        model is calibrated.
         """
         self._check_not_empty()
         hits = self.best == self.labels[:, None]  # an unreadable image is never a hit
@@ -189,6 +190,7 @@ class Evaluation:
         return {
             "top1": int(hits[:, 0].sum()) / count,
             "top5": int(hits.sum()) / count,
+            "balanced_accuracy": self.balanced_accuracy(),
             "loss": float(self.losses.double().sum()) / count,
             "ece": self.calibration().ece,
             **({} if self.calibrated is None else {"ece_calibrated": self.calibration(calibrated=True).ece}),
@@ -212,6 +214,13 @@ class Evaluation:
         hits = torch.bincount(place, right, minlength=bins)
         ece = float((sure - hits).abs().sum()) / len(place)
         return Reliability(edges, counts, sure / counts.clamp(min=1), hits / counts.clamp(min=1), ece)
+
+    def balanced_accuracy(self) -> float:
+        true, predicted = self._pairs()
+        counts, hits = (
+            torch.bincount(which, minlength=self.num_classes).double() for which in (true, true[true == predicted])
+        )
+        return float((hits / counts)[counts > 0].mean())
 
     def per_class(self) -> list[ClassMetrics]:
         """Return the metrics of all classes in order, including classes without images."""

@@ -34,6 +34,7 @@ from vitreous.report.html import (
     class_caption,
     details,
     inner,
+    label,
     name,
     percent,
     photos,
@@ -162,9 +163,8 @@ class Classify(Task):
         classes, metrics, evaluation = run.data.classes, run.results.metrics(), run.results
         labels = [classes[label] if label >= 0 else "unreadable" for label in run.first_batch.labels[:SAMPLES].tolist()]
         correct, count = round(metrics["top1"] * metrics["count"]), metrics["count"]
-        headline = ["top1", *(["top5"] if len(classes) > 5 else []), "loss", "ece"]
-        texts = {"top5": "top-5", "loss": "loss", "ece": "calibration error"}
-        more = "".join(f", {texts[key]} {metrics[key]:.4f}" for key in headline[1:])
+        headline = ["top1", *(["top5"] if len(classes) > 5 else []), "balanced_accuracy", "loss", "ece"]
+        more = "".join(f", {label(key)} {metrics[key]:.4f}" for key in headline[1:])
         if "ece_calibrated" in metrics:
             more += f" ({metrics['ece_calibrated']:.4f} calibrated)"
         return TaskReport(
