@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.model.build import build_vit
@@ -45,6 +46,13 @@ def batch_of(labels: list[int]) -> Batch:
     count = len(labels)
     images, where = torch.randint(0, 256, (count, 3, 24, 32), dtype=torch.uint8), torch.arange(count)
     return Batch(images, torch.tensor(labels), where, where, 0, [])
+
+
+def images_of(labels: list[int], classes: int = 5) -> DataSet:
+    """A data set of black images with these labels."""
+    images = np.zeros((len(labels), 24, 32, 3), np.uint8)
+    source = ArraySource(images, np.array(labels), tuple("abcdefgh"[:classes]), "images")
+    return DataSet("images", source, source, None, "")
 
 
 def losses(task: Classify, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -136,6 +144,54 @@ def test_without_a_teacher_both_heads_are_trained(small: ViTConfig) -> None:
     assert not [name for name, weight in student.named_parameters() if weight.grad is None]
 
 
+@pytest.mark.parametrize("balance", [0.5, 1.0])
+def test_balance_adds_the_log_frequencies_to_the_logits(balance: float, small: ViTConfig) -> None:
+    task = classify(lively(small))
+    mixed = Augmentation(crop="none", flip=0.0, mixup=0.4, cutmix=1.0)
+    task.config = dataclasses.replace(task.config, balance=balance, smoothing=0.1)
+    task.augmentation = mixed
+    task.use_data(images_of([0] * 8 + [1] * 4 + [2, 2, 3, 4]))
+    inputs = task.prepare(batch_of([0, 4, 1, 1]))
+    logits, targets = task.model(inputs[0]), inputs[1]
+    frequencies = torch.tensor([8, 4, 2, 1, 1]) / 16
+    expected = F.cross_entropy(logits + balance * frequencies.log(), targets, reduction="sum")
+    loss, correct = task.loss(task.module(), inputs)
+    torch.testing.assert_close(loss, expected)
+    assert correct == (logits.argmax(1) == targets.argmax(1)).sum()
+
+
+@pytest.mark.parametrize("balance", [None, 0.0])
+def test_without_balance_the_loss_is_unchanged(balance: float | None, small: ViTConfig) -> None:
+    task, batch = classify(lively(small)), batch_of([1, 4])
+    before = losses(task, batch)
+    task.config = dataclasses.replace(task.config, balance=balance)
+    task.use_data(images_of([0] * 8 + [1, 2, 3, 4]))
+    assert losses(task, batch) == before
+
+
+def test_balance_does_not_favour_classes_without_images(small: ViTConfig) -> None:
+    task = classify(lively(small))
+    task.config = dataclasses.replace(task.config, balance=1.0)
+    task.use_data(images_of([0] * 8 + [1, 3, 4]))
+    assert task.logit_adjustment is not None
+    assert task.logit_adjustment.isfinite().all()
+    assert task.logit_adjustment.argmax() == 0
+    assert task.logit_adjustment[2] == task.logit_adjustment[0]
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_balance_adjusts_hard_labels_of_a_teacher_but_not_its_probabilities(kind: str, small: ViTConfig) -> None:
+    student, teacher, batch = lively(small), lively(small).eval(), batch_of([1, 4])
+    task = classify(student, teacher, distill=kind, distill_weight=1.0)
+    before = losses(task, batch)[0]
+    task.config = dataclasses.replace(task.config, balance=1.0)
+    task.use_data(images_of([0] * 8 + [1, 2, 3, 4]))
+    after, images = losses(task, batch)[0], task.prepare(batch)[0]
+    logits = student(images) + (torch.tensor([8, 1, 1, 1, 1]) / 12).log()
+    hard = F.cross_entropy(logits, teacher(images).argmax(1), reduction="sum")
+    torch.testing.assert_close(after, hard if kind == "hard" else before)
+
+
 @pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
 def test_top5_is_reported_only_for_more_than_five_classes(
     classes: int, shown: bool, small: ViTConfig, tmp_path: Path
@@ -150,3 +206,4 @@ def test_top5_is_reported_only_for_more_than_five_classes(
     report = task.report(Finished(tmp_path, data, "val", source, results, batch, task.module(), draw=False))
     assert ("top-5" in report.summary, "top5" in report.headline) == (shown, shown)
     assert "top5" in results.metrics()
+    assert report.headline["balanced_accuracy"] == 1

@@ -196,6 +196,10 @@ class Task(ABC):
         """Return the module to train, which contains the model."""
         return self.model
 
+    def use_data(self, data: DataSet) -> None:
+        """Compute what the loss needs to know about the training data, such as the class frequencies."""
+        return
+
     def own_loader(
         self, data: DataSet, world: World, batch_slice: BatchSlice, precision: torch.dtype
     ) -> TrainLoader | None:

@@ -19,7 +19,7 @@ from vitreous.common.text import listed
 from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, Reader, Request
-from vitreous.data.sources.base import Source
+from vitreous.data.sources.base import DataSet, Source, class_counts
 from vitreous.inference.predictor import Predictor
 from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
@@ -43,7 +43,7 @@ from vitreous.report.html import (
     table,
     tag,
 )
-from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Finished, Task, padded_if
+from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Choice, Finished, Task, padded_if
 from vitreous.tasks.classification_metrics import (
     ClassMetrics,
     Evaluation,
@@ -54,19 +54,21 @@ from vitreous.tasks.classification_metrics import (
 )
 from vitreous.tasks.config import Augment, Distillation, TrainConfig
 from vitreous.weights.io.safetensors_file import copy_to_memory
-from vitreous.weights.load import load_encoder
+from vitreous.weights.load import Checkpoint, load_encoder
 
 MISTAKES = 24
 MOST_CACHED = 500_000  # images whose features are kept to train only the head; 1.5 GB for a width of 768
+# If the largest class has this many times as many images as the smallest, `balance` has this value by default.
+IMBALANCED, BALANCE = 10, 0.5
 FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # longer tables are sorted, folded, truncated
 
 
 class Classify(Task):
-    """Classification with label smoothing, mixup, CutMix and distillation."""
+    """Classification with label smoothing, mixup, CutMix, logit adjustment and distillation."""
 
     metric = train_metric = "top1"
     complete_checkpoint = calibrates = lora = True
-    options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(Distillation())})
+    options = frozenset({"smoothing", "balance", "flip_test", "mixup", "cutmix", *vars(Distillation())})
     next_steps: ClassVar[tuple[str, ...]] = (
         "vitreous predict {best} {image}",
         "vitreous eval {best} --data {data}",
@@ -75,12 +77,21 @@ class Classify(Task):
 
     def __init__(self, config: TrainConfig, model: Model):
         super().__init__(config, model)
+        self.logit_adjustment: Tensor | None = None
         self.teacher: Model | None = None
         if config.distillation.teacher is not None:
             device = next(model.parameters()).device
             self.teacher = load_encoder(config.distillation.teacher).to(device).eval().requires_grad_(False)
             copy_to_memory(self.teacher)
             check_teacher(self.teacher, config.distillation.teacher, model)
+
+    @classmethod
+    def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
+        counts = class_counts(data.train).values()
+        ratio = max(counts) / min(counts)
+        if config.balance is not None or config.resume or ratio < IMBALANCED:
+            return []
+        return [Choice("balance", BALANCE, f"the largest class has {ratio:.0f} times as many images as the smallest")]
 
     @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
@@ -99,6 +110,14 @@ class Classify(Task):
             return TwoHeads(self.model)
         return self.model
 
+    def use_data(self, data: DataSet) -> None:
+        if self.config.balance:
+            labels = torch.from_numpy(data.train.labels)
+            counts = torch.bincount(labels, minlength=len(data.train.classes)).float()
+            counts[counts == 0] = counts.max()  # do not favour classes without images
+            adjustment = self.config.balance * (counts / counts.sum()).log()
+            self.logit_adjustment = adjustment.to(next(self.model.parameters()).device)
+
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         draws = SampleRng(self.config.seed, batch.epoch, batch.keys)
         images = augment(batch.images, draws, self.augmentation)
@@ -110,7 +129,7 @@ class Classify(Task):
         images, targets, weights = inputs
         logits = module(images)
         label_logits, teacher_logits = logits if isinstance(logits, tuple) else (logits, logits)
-        losses = cross_entropy(label_logits, targets)
+        losses = cross_entropy(self._adjusted(label_logits), targets)
         if self.teacher is not None:
             weight = self.config.distillation.distill_weight
             losses = (1 - weight) * losses + weight * self._distillation_loss(teacher_logits, images)
@@ -140,6 +159,10 @@ class Classify(Task):
         device, flip = next(model.parameters()).device, self.config.flip_test
         return Predictor(model, device, EVALUATION_BATCH, flip=flip, workers=self.config.workers)
 
+    def _adjusted(self, logits: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
+        """Add the log frequencies of the classes, which the model then does not learn."""
+        return logits if self.logit_adjustment is None else logits.float() + self.logit_adjustment
+
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:
         """Return the teacher's logits, after normalising the images as the teacher expects."""
@@ -153,7 +176,7 @@ class Classify(Task):
     def _distillation_loss(self, logits: Tensor, images: Tensor) -> Float[Tensor, "b"]:
         teacher, temperature = self._teacher_logits(images), self.config.distillation.distill_temperature
         if self.config.distillation.distill == "hard":
-            return F.cross_entropy(logits.float(), teacher.argmax(1), reduction="none")
+            return F.cross_entropy(self._adjusted(logits).float(), teacher.argmax(1), reduction="none")
         student, target = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, teacher))
         # The square makes the gradient scale independent of the temperature (Hinton et al.).
         return F.kl_div(student, target, reduction="none", log_target=True).sum(1) * temperature**2

@@ -241,6 +241,9 @@ class TrainConfig:
     """Rank of the LoRA matrices (with --train-only lora)."""
     smoothing: float = 0.0
     """Label smoothing."""
+    balance: float | None = None
+    """Logit adjustment for imbalanced classes (arXiv 2007.07314), from 0 to 1: 0 disables it; with 1, all classes are
+    equally likely for the model."""
     stochastic_depth: float | None = None
     """Drop rate of the last block; earlier blocks have lower rates."""
     dropout: float | None = None
@@ -323,6 +326,8 @@ class TrainConfig:
         for name in ("smoothing", "stochastic_depth", "dropout", "patch_dropout"):
             if getattr(self, name) is not None:
                 check_fraction(name, getattr(self, name))
+        if self.balance is not None:
+            check_real("balance", self.balance, 0, 1)
         if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
             raise BadValue(f"lora_rank is {self.lora_rank}, but it has no effect without --train-only lora")
         if not self.data and not self.resume:
@@ -345,7 +350,7 @@ class TrainConfig:
 
 
 # Task-specific options. `Task.options` lists those that a task uses.
-TASK_OPTIONS = frozenset({"smoothing", "flip_test", "mixup", "cutmix"}).union(
+TASK_OPTIONS = frozenset({"smoothing", "balance", "flip_test", "mixup", "cutmix"}).union(
     *(vars(group()) for group in (Distillation, Masking, Segmenting))
 )
 

@@ -31,6 +31,7 @@ USED = frozenset({
 # Values of options that a complete config needs, but that have no effect.
 UNUSED = {
     "epochs": 1.0, "lr": 1.0, "crop": "none", "flip": 0.0, "policy": "none", "keep_images": "no", "compile": False,
+    "balance": 0.0,
 }  # fmt: skip
 
 

@@ -143,6 +143,7 @@ def set_up(
     freeze(model, config)
     cached = config.train_only == "head" and can_cache(config, task_class, model)
     task = (CachedHead if cached else task_class)(config, model)
+    task.use_data(data)
     if custom and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
     module = task.module().train()
