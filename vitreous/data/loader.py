@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -44,6 +44,7 @@ class Batch(NamedTuple):
     problems: list[str]  # "name: reason" for each unreadable image
     masks: UInt8[Tensor, "b h w"] | None = None  # indices into mask_classes, or IGNORED
     features: Float[Tensor, "b d"] | None = None  # of a frozen encoder, instead of images (training/cached_head.py)
+    targets: Shaped[Tensor, "b k"] | None = None  # as `Source.targets`, on the CPU
 
     def to(self, device: torch.device) -> "Batch":
         """Copy images, labels and masks to a device."""
@@ -183,6 +184,23 @@ class TrainLoader(Protocol):
     """Iterates over training batches."""
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]: ...
+
+
+class TargetLoader:
+    """Adds the targets of the images to the batches of another loader."""
+
+    def __init__(self, loader: TrainLoader, source: Source):
+        self.loader, self.source = loader, source
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        return with_targets(self.loader.batches(start, stop), self.source)
+
+
+def with_targets(batches: Iterable[Batch], source: Source) -> Iterator[Batch]:
+    """Add the targets of the images to batches of a source, if it has targets."""
+    for batch in batches:
+        found = None if source.targets is None else torch.from_numpy(source.targets[batch.indices.numpy()])
+        yield batch._replace(targets=found)
 
 
 class StreamLoader:

@@ -34,6 +34,7 @@ from vitreous.model.base_config import (
     OutputKind,
     check_budget,
     check_classes,
+    check_output,
 )
 from vitreous.model.calibration import Calibration
 from vitreous.model.options import (
@@ -51,12 +52,14 @@ from vitreous.model.options import (
     MaskDecoder,
     MlpConfig,
     MlpHead,
+    OutputConfig,
     PoolConfig,
     PositionConfig,
     Preprocessing,
     ResNetStem,
     Rotary2d,
     SinCos2d,
+    SingleLabel,
     TanhHead,
     check_resnet,
 )
@@ -110,6 +113,7 @@ class ViTConfig(ModelConfig):
     num_classes: int = 1000  # 0: no classifier; the model returns the pooled features
     head: HeadConfig = LinearHead()
     labels: tuple[str, ...] = ()
+    output: OutputConfig = SingleLabel()
 
     preprocessing: Preprocessing = Preprocessing()
     calibration: Calibration | None = None
@@ -180,7 +184,7 @@ class ViTConfig(ModelConfig):
         """Replace the classes. Pre-logits belong to pre-training (section 3.2) and are dropped if no label is kept."""
         pretrained = isinstance(self.head, TanhHead) and not set(self.labels) & set(labels)
         head = LinearHead() if pretrained else self.head
-        return dataclasses.replace(self.uncalibrated(), num_classes=num_classes, labels=labels, head=head)
+        return dataclasses.replace(super().with_classes(num_classes, labels), head=head)
 
     def _check_image(self) -> None:
         check_size("image_size", self.image_size, MAX_SIDE)
@@ -241,6 +245,7 @@ class ViTConfig(ModelConfig):
             fail("pool", self.pool, "ClassToken() when distillation_token=True")
         check_kind("head", self.head, get_args(HeadConfig))
         check_classes(self.num_classes, self.labels)
+        check_output(self.output, self.num_classes)
         check_kind("calibration", self.calibration, (Calibration, NoneType))
 
     def _check_budget(self) -> None:
@@ -262,6 +267,7 @@ class ResNetConfig(ModelConfig):
     width: int = 64
     num_classes: int = 1000
     labels: tuple[str, ...] = ()
+    output: OutputConfig = SingleLabel()
     preprocessing: Preprocessing = Preprocessing()
     calibration: Calibration | None = None
 
@@ -270,6 +276,7 @@ class ResNetConfig(ModelConfig):
         check_whole("channels", self.channels, 1, 4096)
         check_resnet("", self.stages, self.width)
         check_classes(self.num_classes, self.labels)
+        check_output(self.output, self.num_classes)
         check_kind("calibration", self.calibration, (Calibration, NoneType))
         check_kind("preprocessing", self.preprocessing, (Preprocessing,))
         self.preprocessing.check_channels(self.channels)

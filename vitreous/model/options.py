@@ -262,6 +262,45 @@ class MlpHead:
 HeadConfig = LinearHead | TanhHead | MlpHead
 
 
+# ---- Meaning of the outputs ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SingleLabel:
+    """One class per image: the softmax of the outputs."""
+
+
+@dataclass(frozen=True)
+class MultiLabel:
+    """Any number of classes per image: the sigmoid of each output.
+
+    A class is predicted if its probability reaches its threshold, which is 0.5 if there are no thresholds.
+    """
+
+    thresholds: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for threshold in self.thresholds:
+            check_real("output.thresholds", threshold, 0, 1)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """One number per target: each output times `std`, plus `mean`."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for mean in self.mean:
+            check_real("output.mean", mean, -1e300, 1e300)
+        for std in self.std:
+            check_positive("output.std", std)
+
+
+OutputConfig = SingleLabel | MultiLabel | Numbers
+
+
 @dataclass(frozen=True)
 class LinearDecoder:
     """Linear layer that scores the classes of `cells` x `cells` cells in each patch."""

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitreous.model.base_config import ModelConfig
+from vitreous.model.options import MultiLabel
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,12 @@ def class_names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def class_probabilities(logits: Float[Tensor, "*b classes"], config: ModelConfig) -> Float[Tensor, "*b classes"]:
-    """Return the softmax of the logits, at the temperature of the model's calibration if it has one."""
+    """Return the softmax of the logits, at the temperature of the model's calibration if it has one.
+
+    If an image can have several classes, return their sigmoid instead.
+    """
+    if isinstance(config.output, MultiLabel):
+        return logits.sigmoid()
     temperature = 1.0 if config.calibration is None else config.calibration.temperature
     return (logits / temperature).softmax(dim=-1)
 

@@ -202,7 +202,7 @@ POSITION = re.compile(r"\[\d+\]$")  # end of the name of a sample that is identi
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """Samples of one split, in order. `labels` are class names, or empty if the task uses no labels."""
+    """Samples of one split, in order. `labels` are class names or targets, or empty if the task uses no labels."""
 
     names: list[str]
     labels: list[str]
@@ -223,7 +223,7 @@ class DataRecord:
         splits = {
             split: SplitRecord(
                 [source.name(index) for index in range(len(source))],
-                [data.classes[label] for label in source.labels.tolist()] if labelled else [],
+                [source.label(index) for index in range(len(source))] if labelled else [],
             )
             for split, source in sources.items()
         }

@@ -17,7 +17,16 @@ from vitreous.common.device import choose_dtype, free_memory
 from vitreous.common.threads import cores
 from vitreous.common.world import World
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader, StreamLoader, TrainLoader
+from vitreous.data.loader import (
+    Batch,
+    BatchSlice,
+    EvalLoader,
+    Reader,
+    StreamLoader,
+    TargetLoader,
+    TrainLoader,
+    with_targets,
+)
 from vitreous.data.resident import (
     READ,
     KeptImages,
@@ -96,7 +105,7 @@ class Job:
         loader = self.evaluator(source)
         batches = loader if display is None else display.evaluating(loader, len(loader))
         with self.state.ema.applied() if self.state.ema is not None else nullcontext():
-            mine = self.task.evaluate(self.stepper.evaluated, batches, self.stepper.precision)
+            mine = self.task.evaluate(self.stepper.evaluated, with_targets(batches, source), self.stepper.precision)
         return type(mine).join(self.world.gather(mine))
 
 
@@ -168,6 +177,8 @@ def set_up(
         if loader is None:
             progress = counted if world.first else lambda items, *_: items
             loader = train_loader(reader, config, place, world.device, progress)
+        if data.train.targets is not None:
+            loader = TargetLoader(loader, data.train)
     state = State(model, module, optimizers, ema)
     job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases)
     return compile_step(job, called_once=not custom)

@@ -10,12 +10,13 @@ from typing import Any
 
 from vitreous.data.sources.base import FoundData
 from vitreous.data.sources.tables import choose_files, open_parquet
+from vitreous.data.sources.targets import TargetKind
 
 CONVERTED = "refs/convert/parquet"
 
 
-def open_hub(spec: str) -> FoundData:
-    """Open a data set given as `hf:...`."""
+def open_hub(spec: str, targets: TargetKind | None = None) -> FoundData:
+    """Open a data set given as `hf:...`. `targets` are read instead of labels."""
     match = re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@([\w./-]+))?", spec)
     if match is None:
         raise ValueError(f"expected hf:owner/name, hf:owner/name:config or hf:owner/name@revision, got {spec!r}")
@@ -27,7 +28,8 @@ def open_hub(spec: str) -> FoundData:
             if folder is None:
                 wanted = [files[file] for inside in chosen.values() for file in inside]
                 folder = _download(spec, repo, candidate, wanted)
-            return open_parquet(spec, {split: [folder / file for file in inside] for split, inside in chosen.items()})
+            paths = {split: [folder / file for file in inside] for split, inside in chosen.items()}
+            return open_parquet(spec, paths, None, targets)
     raise ValueError(f"{spec}: the repository has no Parquet files, and the Hub has not converted it to Parquet")
 
 

@@ -19,6 +19,7 @@ KNOWN: dict[str, tuple[type, ...]] = {
     "mlp": (options.Gelu, options.SwiGlu),
     "pool": (options.ClassToken, options.GlobalAverage, options.AttentionPool),
     "head": (options.LinearHead, options.TanhHead, options.MlpHead),
+    "output": (options.SingleLabel,),
 }
 
 
