@@ -149,7 +149,7 @@ def _rows(config: "ModelConfig", costs: dict[str, int]) -> list[tuple[str, str]]
         ("operations", f"{giga:,.2f} GFLOPs per image, forward only ({giga / 2:,.2f} GMACs)"),
         ("training memory", f"{mib:,.0f} MiB of activations per image in float32, {mib / 2:,.0f} in bfloat16"),
         ("image", f"{config.image_size[0]} x {config.image_size[1]}, {plural(config.channels, 'channel')}"),
-        ("classes", str(config.num_classes or "none (returns pooled features)")),
+        ("output", config.output_kind.output.format(classes=config.num_classes)),
         *config.details(),
         (
             "preprocessing",

@@ -23,7 +23,7 @@ def predict(
     json: bool = False,
     out: Path | None = None,
 ) -> None:
-    """Predict labels for images, or masks if the model is a segmenter.
+    """Predict labels for images, numbers if the model is a regression model, or masks if it is a segmenter.
 
     Example: vitreous predict runs/first/best cat.jpg "holiday/*.png"
 
@@ -31,7 +31,7 @@ def predict(
         checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, a catalog name such as
             dinov2-s, or hf-hub:owner/name.
         images: Image files, folders or globs, or `-` to read paths from standard input.
-        top: Labels per image; 5 by default.
+        top: Labels per image; 5 by default. A multi-label classifier also reports all labels above their thresholds.
         coverage: Also report a set of labels that contains the true label with this probability, e.g. 0.9. Needs a
             calibrated checkpoint (see `vitreous calibrate`).
         image_size: Input size, if different from the checkpoint's; position embeddings are resampled.

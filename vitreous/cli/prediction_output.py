@@ -12,9 +12,10 @@ from rich.text import Text
 
 from vitreous.common.text import clean, json_text, one_line, plural, printable
 from vitreous.common.text import console as standard_output
-from vitreous.inference import Prediction, Results, Segmentation
+from vitreous.inference import MultiLabelPrediction, NumberPrediction, Prediction, Results, Segmentation
 from vitreous.inference.prediction_files import MaskFolder, as_dict, write
 
+Result = Prediction | MultiLabelPrediction | NumberPrediction
 ROWS = 1024  # rows that are printed as one table, with the same column widths
 SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed
 
@@ -35,30 +36,19 @@ def output_results(results: Results[Any], as_json: bool, out: Path | None) -> No
         print("use --out FOLDER to write masks and overlays", file=sys.stderr)
 
 
-def print_table(predictions: Iterable[Prediction], console: Console | None = None) -> None:
-    """Print one row per image: file name, best label with its probability, and the next best labels.
-
-    With a coverage, the label set replaces the next best labels. Images unlike the training images are marked.
-    """
+def print_table(predictions: Iterable[Result], console: Console | None = None) -> None:
+    """Print one row per image: file name and prediction. Images unlike the training images are marked."""
     console = console or standard_output()
     remaining, header = iter(predictions), True
     while group := list(itertools.islice(remaining, ROWS)):
-        sets = any(prediction.label_set is not None for prediction in group)
-        table = Table("image", "label", "probability", "label set" if sets else "other labels", box=None)
+        rows = [prediction.printed() if prediction.error is None else None for prediction in group]
+        table = Table("image", *next(filter(None, rows), {"label": None}), box=None)
         table.show_header = header
         header = False
-        for prediction in group:
+        for prediction, row in zip(group, rows, strict=True):
+            error = Text(f"error: {clean(prediction.error or '')}", style="red")
             name = Text(one_line(clean(prediction.name)), overflow="fold")
-            if prediction.error is not None:
-                table.add_row(name, Text(f"error: {clean(prediction.error)}", style="red"))
-                continue
-            first, *rest = prediction.predictions
-            shown = rest if prediction.label_set is None else prediction.label_set
-            others = Text(clean(", ".join(f"{label.label} {label.probability:.1%}" for label in shown)))
-            best = Text(clean(first.label), style="bold")
-            if prediction.unknown:
-                best.append(" (unknown?)", style="yellow")
-            table.add_row(name, best, f"{first.probability:.1%}", others)
+            table.add_row(name, *([error] if row is None else row.values()))
         console.print(table)
 
 

@@ -35,7 +35,7 @@ from vitreous.evaluation.near_duplicates import (
 )
 from vitreous.inference.engine import Precision
 from vitreous.inference.predict_images import open_encoder
-from vitreous.inference.predictor import FeatureKind, Predictor
+from vitreous.inference.predictor import Embedder, FeatureKind
 from vitreous.model.options import ClassToken
 from vitreous.model.protocol import Model
 
@@ -87,7 +87,7 @@ def check_data(
         preprocessing = dataclasses.replace(preprocessing, value_range=report.value_range)
         encoder.config = encoder.config.override({"preprocessing": preprocessing})
     found, splits, _ = doctor.open_splits(spec, root)
-    predictor = Predictor(encoder, device, batch_size, precision)
+    predictor = Embedder(encoder, device, batch_size, precision)
     images = embed_splits(predictor, splits, found.labelled)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
     findings = find_suspicions(images, name, encoder.config.image_size, report, predictor.device, seed)
@@ -136,7 +136,7 @@ def open_whole_image_encoder(
     return encoder
 
 
-def embed_splits(predictor: Predictor, splits: Mapping[str, Source], labelled: bool = True) -> EmbeddedImages:
+def embed_splits(predictor: Embedder, splits: Mapping[str, Source], labelled: bool = True) -> EmbeddedImages:
     """Compute the features of all images; unreadable ones are skipped."""
     kind: FeatureKind = "class+mean" if isinstance(getattr(predictor.config, "pool", None), ClassToken) else "pooled"
     places, vectors = [], []

@@ -26,7 +26,7 @@ from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.sources.base import FileSource, Source, SpanSource, Subset
 from vitreous.inference.engine import NOT_A_NUMBER
-from vitreous.inference.predictor import FeatureKind, Predictor
+from vitreous.inference.predictor import Embedder, FeatureKind
 from vitreous.model.protocol import Model
 from vitreous.weights.io.safetensors_file import write_tensors
 from vitreous.weights.native import weights_digest
@@ -57,9 +57,7 @@ class FeatureRows(NamedTuple):
     problems: list[str]  # unreadable images, each with the reason
 
 
-def extract(
-    predictor: Predictor, source: Source, kind: FeatureKind = "pooled", progress: Report = silent
-) -> FeatureSet:
+def extract(predictor: Embedder, source: Source, kind: FeatureKind = "pooled", progress: Report = silent) -> FeatureSet:
     """Compute the features of all readable images.
 
     A million vectors of width 768 take 3 GB, or half of that in bfloat16.
@@ -75,7 +73,7 @@ def extract(
 
 
 def extract_rows(
-    predictor: Predictor,
+    predictor: Embedder,
     source: Source,
     kind: FeatureKind = "pooled",
     progress: Report = silent,
@@ -137,7 +135,7 @@ def slices(count: int, rows: int) -> Iterator[slice]:
 
 def cached_features(
     folder: Path | None,
-    predictor: Predictor,
+    predictor: Embedder,
     source: Source,
     kind: FeatureKind = "pooled",
     progress: Report = silent,

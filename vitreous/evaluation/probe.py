@@ -26,7 +26,7 @@ from vitreous.data.sources.base import Source
 from vitreous.evaluation import features
 from vitreous.evaluation.features import FeatureSet, cached_features, count_hits, slices
 from vitreous.evaluation.linear import FewShotResult, LinearResult, fewshot, fitting_shots, linear_probe
-from vitreous.inference.predictor import FEATURE_KINDS, FeatureKind, Predictor
+from vitreous.inference.predictor import FEATURE_KINDS, Embedder, FeatureKind
 
 # ---- Weighted k-NN ---------------------------------------------------------------------------------------------------
 # As in DINO (arXiv 2104.14294), the nearest training images vote with weight exp(cosine similarity / 0.07), and top-5
@@ -187,7 +187,7 @@ def check_options(probe: Probe, features: FeatureKind, neighbours: Sequence[int]
 
 
 def probe_encoder(
-    predictor: Predictor,
+    predictor: Embedder,
     train: Source,
     split: str,
     test: Source,

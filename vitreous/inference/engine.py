@@ -14,15 +14,17 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from PIL import Image
+from rich.text import Text
 from torch import Tensor, nn
 
 from vitreous.common.checks import check_choice, check_whole
@@ -35,7 +37,7 @@ from vitreous.data.sources.base import Source, StoredImage
 from vitreous.model.base_config import Task
 from vitreous.model.calibration import UNKNOWN
 from vitreous.model.inputs import normalise
-from vitreous.model.options import Preprocessing
+from vitreous.model.options import MultiLabel, Numbers, OutputConfig, Preprocessing, SingleLabel
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.top_labels import Label, class_names
 
@@ -76,12 +78,64 @@ class Prediction:
 
     def cells(self) -> list[Any]:
         """Return the cells of a CSV row between the path and the error."""
-        cells = [cell for label in self.predictions for cell in (clean(label.label), label.probability)]
+        cells = label_cells(self.predictions)
         if self.familiarity is not None:
             cells += [str(self.unknown).lower(), self.familiarity]
         if self.label_set is not None:
             cells.append(json_text([clean(label.label) for label in self.label_set]))
         return cells
+
+    def printed(self) -> dict[str, Text]:
+        """Return the cells of a printed row, by column."""
+        first, *rest = self.predictions
+        best = Text(clean(first.label), style="bold")
+        if self.unknown:
+            best.append(" (unknown?)", style="yellow")
+        others = {"other labels": rest} if self.label_set is None else {"label set": self.label_set}
+        row = {"label": best, "probability": Text(f"{first.probability:.1%}")}
+        return row | {column: label_texts(labels) for column, labels in others.items()}
+
+
+@dataclass(frozen=True)
+class MultiLabelPrediction:
+    """Labels of an image that can have several, or the error if it could not be read.
+
+    labels: Labels whose probability reaches their threshold, most probable first; there may be none.
+    predictions: The most probable labels, regardless of the thresholds.
+    """
+
+    name: str
+    labels: tuple[Label, ...] = ()
+    predictions: tuple[Label, ...] = ()
+    error: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {"labels": label_records(self.labels), "predictions": label_records(self.predictions)}
+
+    def cells(self) -> list[Any]:
+        return [json_text([clean(label.label) for label in self.labels]), *label_cells(self.predictions)]
+
+    def printed(self) -> dict[str, Text]:
+        others = [label for label in self.predictions if label not in self.labels]
+        return {"labels": label_texts(self.labels, style="bold"), "other labels": label_texts(others)}
+
+
+@dataclass(frozen=True)
+class NumberPrediction:
+    """Numbers of an image by target, or the error if it could not be read."""
+
+    name: str
+    values: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {"values": {clean(target): value for target, value in self.values.items()}}
+
+    def cells(self) -> list[Any]:
+        return list(self.values.values())
+
+    def printed(self) -> dict[str, Text]:
+        return {clean(target): Text(f"{value:.6g}") for target, value in self.values.items()}
 
 
 @dataclass(frozen=True)
@@ -101,16 +155,28 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a table: the `top` labels, with the columns of a calibrated model, or features of length `width`."""
+    """Columns of a table: the `top` labels, with the columns of a calibrated or multi-label model, features of length
+    `width`, or one number per target.
+    """
 
     top: int = 0
     width: int = 0
     calibrated: bool = False
     label_set: bool = False
+    labels: bool = False  # True if an image can have several labels
+    targets: tuple[str, ...] = ()
 
 
 def label_records(labels: Sequence[Label]) -> list[dict[str, Any]]:
     return [{**vars(label), "label": clean(label.label)} for label in labels]
+
+
+def label_cells(labels: Sequence[Label]) -> list[Any]:
+    return [cell for label in labels for cell in (clean(label.label), label.probability)]
+
+
+def label_texts(labels: Sequence[Label], style: str = "") -> Text:
+    return Text(clean(", ".join(f"{label.label} {label.probability:.1%}" for label in labels)), style=style)
 
 
 class Throughput(NamedTuple):
@@ -162,8 +228,7 @@ class Engine(ABC):
     ):
         config = getattr(model, "config", None)
         if not isinstance(config, ModelConfig) or config.task not in self.tasks:
-            suitable = [kind.__name__ for kind in Engine.__subclasses__() if getattr(config, "task", "") in kind.tasks]
-            hint = "".join(f"; use {name}" for name in suitable)
+            hint = f"; use {config.output_kind.predictor}" if isinstance(config, ModelConfig) else ""
             raise TypeError(f"{type(self).__name__} takes {self.takes}, got {type(model).__name__}{hint}")
         check_choice("precision", precision, ("fp32", "bf16", "auto"))
         check_whole("batch_size", batch_size, 1, 2**20)
@@ -270,16 +335,31 @@ def model_input(
     return normalise(pixels.to(device, non_blocking=True).float() / 255, preprocessing)
 
 
+Scores = Float[Tensor, "b classes"]
+ONE_CLASS = SingleLabel()
+
+
 def class_scores(
-    forward: Callable[[Tensor], Tensor], images: Float[Tensor, "b c h w"], flip: bool = False
-) -> Float[Tensor, "b classes"]:
-    """Return float32 logits or, with `flip`, log probabilities averaged with those of the mirrored image."""
+    forward: Callable[[Tensor], Tensor],
+    images: Float[Tensor, "b c h w"],
+    flip: bool = False,
+    output: OutputConfig = ONE_CLASS,
+) -> Scores:
+    """Return float32 outputs or, with `flip`, outputs that are averaged with those of the mirrored image."""
     scores = forward(images).float()
-    return mean_log_probabilities(scores, forward(images.flip(-1)).float()) if flip else scores
+    return mean_scores(scores, forward(images.flip(-1)).float(), output) if flip else scores
 
 
-def mean_log_probabilities(a: Float[Tensor, "b classes"], b: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
-    return torch.logaddexp(a.log_softmax(dim=-1), b.log_softmax(dim=-1)) - math.log(2)
+def mean_scores(a: Scores, b: Scores, output: OutputConfig) -> Scores:
+    """Return the outputs for the mean of two predictions: log probabilities, log odds or numbers."""
+    match output:
+        case SingleLabel():
+            return torch.logaddexp(a.log_softmax(dim=-1), b.log_softmax(dim=-1)) - math.log(2)
+        case MultiLabel():
+            present, absent = (torch.logaddexp(F.logsigmoid(s * a), F.logsigmoid(s * b)) for s in (1, -1))
+            return present - absent
+        case Numbers():
+            return (a + b) / 2
 
 
 @contextlib.contextmanager

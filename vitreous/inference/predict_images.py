@@ -16,12 +16,20 @@ from vitreous.common.checks import BadValue, path_suggestion
 from vitreous.common.text import plural
 from vitreous.data.masks.layouts import mask_files
 from vitreous.data.sources.base import is_image_file, readable_extensions
-from vitreous.inference.engine import Columns, Embedding, Images, Precision, Prediction
-from vitreous.inference.predictor import Predictor, Segmentation, predictor_for
+from vitreous.inference.engine import (
+    Columns,
+    Embedding,
+    Images,
+    MultiLabelPrediction,
+    NumberPrediction,
+    Precision,
+    Prediction,
+)
+from vitreous.inference.predictor import Embedder, Segmentation, predictor_for
 from vitreous.model.protocol import Model
 from vitreous.weights.load import load
 
-R = TypeVar("R", Prediction, Embedding, Segmentation)
+R = TypeVar("R", Prediction, MultiLabelPrediction, NumberPrediction, Embedding, Segmentation)
 
 
 class Results(Generic[R]):
@@ -68,13 +76,13 @@ def predict(
     precision: Precision = "fp32",
     decode: Literal["exact", "fast"] = "exact",
     coverage: float | None = None,
-) -> Results[Prediction] | Results[Segmentation]:
-    """Predict labels for images, or masks if the model is a segmenter.
+) -> Results[Prediction] | Results[MultiLabelPrediction] | Results[NumberPrediction] | Results[Segmentation]:
+    """Predict labels for images, numbers if the model is a regression model, or masks if it is a segmenter.
 
     Args:
         model: A model or a checkpoint (folder, weight file, catalog name, hf-hub:owner/name).
         images: Paths of files or folders, or globs; or images as encoded bytes, uint8 arrays or Pillow images.
-        top: Number of labels per image (default 5). Not supported for segmenters.
+        top: Number of labels per image (default 5); only for classifiers.
         image_size: Input size; default: the model's own. Position embeddings are resampled to it.
         flip: Average predictions with those of the mirrored image.
         decode: "fast" decodes large JPEGs at a reduced scale, which can change results. Not supported for segmenters.
@@ -115,7 +123,7 @@ def embed(
     """
     stream, paths = _open_images(images)
     encoder = open_encoder(model, image_size)
-    predictor = Predictor(encoder, device, batch_size, precision, flip=flip, decode=decode)
+    predictor = Embedder(encoder, device, batch_size, precision, flip, decode=decode)
     return Embeddings(predictor, predictor.stream_embeddings(stream), paths, Columns(width=predictor.width))
 
 

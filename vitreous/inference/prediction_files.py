@@ -18,12 +18,12 @@ from PIL import Image
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail, suggestion
 from vitreous.common.text import clean, json_text
-from vitreous.inference.engine import Columns, Embedding, Prediction
+from vitreous.inference.engine import Columns, Embedding, MultiLabelPrediction, NumberPrediction, Prediction
 from vitreous.inference.mask_images import overlay, palette, with_legend, write_mask
 from vitreous.inference.predictor import Segmentation, SegmentPredictor
 from vitreous.report.plots import is_written_here, write_png
 
-Result = Prediction | Embedding
+Result = Prediction | MultiLabelPrediction | NumberPrediction | Embedding
 ROW_GROUP = 1024  # rows per Parquet row group
 
 
@@ -74,9 +74,11 @@ def _write_json(results: Iterable[Result], path: Path, columns: Columns) -> None
 def _write_csv(results: Iterable[Result], path: Path, columns: Columns) -> None:
     """Write columns path, label and probability of each rank, and error; or path, feature_0, ... and error.
 
-    A calibrated model adds unknown and familiarity, and label_set (a JSON list) if there is a coverage.
+    A calibrated model adds unknown and familiarity, and label_set (a JSON list) if there is a coverage. A multi-label
+    model adds labels (a JSON list). A regression model has one column per target.
     """
-    names = [f"feature_{i}" for i in range(columns.width)]
+    names = [f"feature_{i}" for i in range(columns.width)] + [clean(target) for target in columns.targets]
+    names += ["labels"] * columns.labels
     for rank in range(columns.top):
         suffix = f"_{rank + 1}" if rank else ""
         names += [f"label{suffix}", f"probability{suffix}"]
@@ -103,22 +105,26 @@ def _pyarrow() -> Any:
 def _write_parquet(results: Iterable[Result], path: Path, columns: Columns) -> None:
     """Write columns path, label, index, probability, predictions and error, or path, embedding and error.
 
-    A calibrated model adds unknown and familiarity, and label_set if there is a coverage.
+    A calibrated model adds unknown and familiarity, and label_set if there is a coverage. A multi-label model adds
+    labels. A regression model has one column per target.
     """
     arrow = _pyarrow()
     label = {"label": arrow.string(), "index": arrow.int32(), "probability": arrow.float32()}
     if columns.width:
         types = {"embedding": arrow.list_(arrow.float32(), columns.width)}
+    elif columns.targets:
+        types = {clean(target): arrow.float64() for target in columns.targets}
     else:
         types = {**label, "predictions": arrow.list_(arrow.struct(label))}
     if columns.calibrated:
         types |= {"unknown": arrow.bool_(), "familiarity": arrow.float32()}
-    if columns.label_set:
-        types["label_set"] = arrow.list_(arrow.struct(label))
+    for name in ["label_set"] * columns.label_set + ["labels"] * columns.labels:
+        types[name] = arrow.list_(arrow.struct(label))
     schema = arrow.schema({"path": arrow.string(), **types, "error": arrow.string()})
     with arrow.parquet.ParquetWriter(path, schema) as file:
         found = map(as_dict, results)
-        rows = ({**row, **row["predictions"][0]} if row.get("predictions") else row for row in found)
+        # The best label and the numbers are columns of their own.
+        rows = ({**row, **next(iter(row.get("predictions", ())), {}), **row.get("values", {})} for row in found)
         while group := list(itertools.islice(rows, ROW_GROUP)):
             file.write_table(arrow.Table.from_pylist(group, schema=schema))
 

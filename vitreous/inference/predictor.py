@@ -1,4 +1,4 @@
-"""Predictors for classification, feature extraction and segmentation.
+"""Predictors for classification, regression, feature extraction and segmentation.
 
 Images are preprocessed according to the model's `config.preprocessing`. The result for an image does not depend on the
 other images in its batch.
@@ -29,17 +29,19 @@ from vitreous.inference.engine import (
     Embedding,
     Engine,
     Images,
+    MultiLabelPrediction,
+    NumberPrediction,
     Precision,
     Prediction,
     class_scores,
-    mean_log_probabilities,
+    mean_scores,
 )
 from vitreous.inference.mask_images import background_of
 from vitreous.model.base_config import ModelConfig, Task
 from vitreous.model.calibration import check_coverage
 from vitreous.model.centre_crop import covering
 from vitreous.model.config import SegmenterConfig
-from vitreous.model.options import ClassToken
+from vitreous.model.options import ClassToken, MultiLabel, Numbers
 from vitreous.model.protocol import Model
 from vitreous.model.segmenter import Segmenter, slide
 from vitreous.model.top_labels import Label, class_probabilities, top_labels
@@ -61,8 +63,8 @@ class Answer(NamedTuple):
     label_set: tuple[Label, ...] | None = None
 
 
-class Predictor(Engine):
-    """Predicts labels or features of images with a classifier or encoder.
+class Embedder(Engine):
+    """Computes features of images; base of the predictors with one result per image.
 
     The model is never moved or converted in place: the predictor copies it if the device or dtype differs, and shares
     its tensors otherwise. Each run sets the model to evaluation mode.
@@ -71,13 +73,120 @@ class Predictor(Engine):
         device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's
             device if that is an accelerator, and otherwise means "auto".
         precision: "fp32", "bf16", or "auto" for bf16 on GPUs that support it and fp32 elsewhere.
-        top: Number of labels per image.
-        flip: Average probabilities (or features) over the image and its mirror image.
+        flip: Average predictions (or features) over the image and its mirror image.
         compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
         workers: Number of decoding threads. 0 decodes in the calling thread; None uses one per core, at most 16.
         decode: "exact", or "fast" to decode large JPEGs at a reduced scale, which can change results.
+    """
+
+    tasks: tuple[Task, ...] = ("classify", "multilabel", "regress", "embed")
+    takes, options = "a model with one output per image", frozenset({"decode"})
+
+    def __init__(
+        self,
+        model: Model,
+        device: str | torch.device | None = None,
+        batch_size: int = 32,
+        precision: Precision = "fp32",
+        flip: bool = False,
+        compile: bool = False,
+        workers: int | None = None,
+        decode: Literal["exact", "fast"] = "exact",
+    ):
+        check_choice("decode", decode, ("exact", "fast"))
+        super().__init__(model, device, precision, batch_size, min(cores(), 16) if workers is None else workers)
+        self.flip, self.compiled, self.fast_decode = flip, compile, decode == "fast"
+        self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
+        self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
+
+    @property
+    def width(self) -> int:
+        """Length of an embedding."""
+        return self.config.feature_width
+
+    def answers(self) -> dict[Task, Callable[[Images], Iterator[Embedding]]]:
+        found: dict[Task, Callable[[Images], Iterator[Embedding]]] = {"embed": self.stream_embeddings}
+        if self.config.num_classes:
+            found[self.config.task] = self.stream_scores
+        return found
+
+    def stream_embeddings(self, images: Images, kind: FeatureKind = "pooled") -> Iterator[Embedding]:
+        """Yield the features of each image.
+
+        Args:
+            kind: "pooled" for the input of the head, or "class+mean" for the class token concatenated with the mean
+                patch token, as in DINOv2's linear probes.
+        """
+        features = self._features_of(kind)
+
+        def step(pixels: Tensor) -> list[Any]:
+            images = self.input(pixels)
+            vectors = features(images).float()
+            vectors = (vectors + features(images.flip(-1)).float()) / 2 if self.flip else vectors
+            return _finite_rows(vectors[: len(pixels)])
+
+        return self.run(images, step, Embedding)
+
+    def stream_logits(self, images: Images) -> Iterator[Embedding]:
+        """Yield the outputs of each image or, with `flip`, the mean of two outputs (see `mean_scores`)."""
+        self._check_head()
+        return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
+
+    def stream_scores(self, images: Images) -> Iterator[Embedding]:
+        """Yield what a subclass needs to predict the result of an image."""
+        return self.stream_logits(images)
+
+    def logits(self, images: Images) -> Float[Tensor, "n classes"]:
+        """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
+        return _stacked(self.stream_logits(images), self.config.num_classes)
+
+    def embed(self, images: Images) -> Float[Tensor, "n d"]:
+        """Return float32 pooled features before the head, on the CPU. All images must be readable."""
+        return _stacked(self.stream_embeddings(images), self.width)
+
+    def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
+        config = self.config
+        return fit(image, config.image_size, config.preprocessing, config.channels, self.fast_decode)
+
+    def input(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b2 c h w"]:
+        if self.compiled:  # pad to a fixed size
+            pixels = torch.cat([pixels, pixels.new_zeros(self.batch_size - len(pixels), *pixels.shape[1:])])
+        return super().input(pixels)
+
+    def _scores(self, pixels: Tensor) -> Tensor:
+        return class_scores(self._score, self.input(pixels), self.flip, self.config.output)[: len(pixels)]
+
+    def _forward(self, images: Tensor) -> Tensor:
+        return self.model(images)
+
+    def _pooled(self, images: Tensor) -> Tensor:
+        return self.model.pooled(images)
+
+    def _class_and_mean(self, images: Tensor) -> Tensor:
+        features = self.model.features(images)
+        return torch.cat([features.prefix[:, 0], features.patches.mean(dim=1)], dim=1)
+
+    def _features_of(self, kind: FeatureKind) -> Callable[[Tensor], Tensor]:
+        check_choice("features", kind, FEATURE_KINDS)
+        if kind == "pooled":
+            return self._pool
+        if not isinstance(self.config.pool, ClassToken):  # the class token is untrained
+            fail("features", kind, f"'pooled' for a model with {type(self.config.pool).__name__} pooling")
+        return self._class_and_mean
+
+    def _check_head(self) -> None:
+        if not self.config.num_classes:
+            raise ValueError("the model has no classification head (num_classes is 0); use embed")
+
+
+class Predictor(Embedder):
+    """Predicts labels or features of images with a classifier or encoder.
+
+    Args:
+        top: Number of labels per image.
         coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). The model
             must be calibrated, as it is after `vitreous train` or `vitreous calibrate`.
+        device, batch_size, precision, flip, compile, workers, decode: See `Embedder`.
 
     >>> import numpy as np
     >>> from vitreous import create
@@ -104,27 +213,18 @@ class Predictor(Engine):
         coverage: float | None = None,
     ):
         check_whole("top", top, 1, 2**31)
-        check_choice("decode", decode, ("exact", "fast"))
-        super().__init__(model, device, precision, batch_size, min(cores(), 16) if workers is None else workers)
-        self.top, self.flip, self.compiled = min(top, self.config.num_classes), flip, compile
-        self.fast_decode, self.coverage = decode == "fast", coverage
+        super().__init__(model, device, batch_size, precision, flip, compile, workers, decode)
+        self.top, self.coverage = min(top, self.config.num_classes), coverage
         if coverage is not None:
             check_coverage(coverage)
             if self.config.calibration is None:
                 raise ValueError(f"coverage is {coverage}, but {NOT_CALIBRATED}")
-        self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
-        self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
         self._both: Callable[[Tensor], tuple[Tensor, Tensor]] = (
             torch.compile(self._logits_and_pooled) if compile else self._logits_and_pooled
         )
         self.columns = Columns(self.top, 0, self.config.calibration is not None, coverage is not None)
         usable = self.config.calibration is not None and self.model.familiarity is not None
         self._familiarity = self.model.familiarity.to(self.device) if usable else None
-
-    @property
-    def width(self) -> int:
-        """Length of an embedding."""
-        return self.config.feature_width
 
     def __call__(self, images: Images) -> list[Prediction]:
         """Predict the labels of one or more images, in order. A 4D array is a batch of images."""
@@ -135,62 +235,14 @@ class Predictor(Engine):
         self._check_head()
         return self.run(images, self._predictions, Prediction)
 
-    def answers(self) -> dict[Task, Callable[[Images], Iterator[Embedding]]]:
-        found: dict[Task, Callable[[Images], Iterator[Embedding]]] = {"embed": self.stream_embeddings}
-        if self.config.num_classes:
-            found["classify"] = self.stream_scores
-        return found
-
-    def stream_embeddings(self, images: Images, kind: FeatureKind = "pooled") -> Iterator[Embedding]:
-        """Yield the features of each image.
-
-        Args:
-            kind: "pooled" for the input of the head, or "class+mean" for the class token concatenated with the mean
-                patch token, as in DINOv2's linear probes.
-        """
-        features = self._features_of(kind)
-
-        def step(pixels: Tensor) -> list[Any]:
-            images = self.input(pixels)
-            vectors = features(images).float()
-            vectors = (vectors + features(images.flip(-1)).float()) / 2 if self.flip else vectors
-            return _finite_rows(vectors[: len(pixels)])
-
-        return self.run(images, step, Embedding)
-
-    def stream_logits(self, images: Images) -> Iterator[Embedding]:
-        """Yield the logits of each image or, with `flip`, its log probabilities."""
-        self._check_head()
-        return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
-
     def stream_scores(self, images: Images) -> Iterator[Embedding]:
         """Yield the logits of each image, followed by its familiarity score if the model has one, for `interpret`."""
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores_and_familiarity(pixels)), Embedding)
 
-    def logits(self, images: Images) -> Float[Tensor, "n classes"]:
-        """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
-        return _stacked(self.stream_logits(images), self.config.num_classes)
-
-    def embed(self, images: Images) -> Float[Tensor, "n d"]:
-        """Return float32 pooled features before the head, on the CPU. All images must be readable."""
-        return _stacked(self.stream_embeddings(images), self.width)
-
-    def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
-        config = self.config
-        return fit(image, config.image_size, config.preprocessing, config.channels, self.fast_decode)
-
-    def input(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b2 c h w"]:
-        if self.compiled:  # pad to a fixed size
-            pixels = torch.cat([pixels, pixels.new_zeros(self.batch_size - len(pixels), *pixels.shape[1:])])
-        return super().input(pixels)
-
     def _predictions(self, pixels: Tensor) -> list[Any]:
         answers = interpret(self, self._scores_and_familiarity(pixels), self.top, self.coverage)
         return [answer if math.isfinite(answer.predictions[0].probability) else NOT_A_NUMBER for answer in answers]
-
-    def _scores(self, pixels: Tensor) -> Tensor:
-        return class_scores(self._score, self.input(pixels), self.flip)[: len(pixels)]
 
     def _scores_and_familiarity(self, pixels: Tensor) -> Tensor:
         if self._familiarity is None:
@@ -199,33 +251,11 @@ class Predictor(Engine):
         logits, pooled = (output.float() for output in self._both(images))
         if self.flip:
             others, mirrored = (output.float() for output in self._both(images.flip(-1)))
-            logits, pooled = mean_log_probabilities(logits, others), (pooled + mirrored) / 2
+            logits, pooled = mean_scores(logits, others, self.config.output), (pooled + mirrored) / 2
         return torch.cat([logits, self._familiarity.scores(pooled)[:, None]], dim=1)[: len(pixels)]
-
-    def _forward(self, images: Tensor) -> Tensor:
-        return self.model(images)
 
     def _logits_and_pooled(self, images: Tensor) -> tuple[Tensor, Tensor]:
         return self.model.logits_and_pooled(images)
-
-    def _pooled(self, images: Tensor) -> Tensor:
-        return self.model.pooled(images)
-
-    def _class_and_mean(self, images: Tensor) -> Tensor:
-        features = self.model.features(images)
-        return torch.cat([features.prefix[:, 0], features.patches.mean(dim=1)], dim=1)
-
-    def _features_of(self, kind: FeatureKind) -> Callable[[Tensor], Tensor]:
-        check_choice("features", kind, FEATURE_KINDS)
-        if kind == "pooled":
-            return self._pool
-        if not isinstance(self.config.pool, ClassToken):  # the class token is untrained
-            fail("features", kind, f"'pooled' for a model with {type(self.config.pool).__name__} pooling")
-        return self._class_and_mean
-
-    def _check_head(self) -> None:
-        if not self.config.num_classes:
-            raise ValueError("the model has no classification head (num_classes is 0); use embed")
 
 
 def interpret(predictor: Engine, scores: Float[Tensor, "b n"], top: int, coverage: float | None) -> list[Answer]:
@@ -258,6 +288,91 @@ def _stacked(results: Iterator[Embedding], width: int) -> Float[Tensor, "n d"]:
             raise ValueError(f"{result.name}: {result.error}")
         rows.append(result.vector)
     return torch.stack(rows) if rows else torch.zeros(0, width)
+
+
+# ---- Several labels, or numbers --------------------------------------------------------------------------------------
+
+
+class MultiLabelPredictor(Embedder):
+    """Predicts any number of labels per image with a multi-label classifier.
+
+    Args:
+        top: Number of most probable labels to return, in addition to those that reach their thresholds.
+        device, batch_size, precision, flip, compile, workers, decode: See `Embedder`.
+    """
+
+    tasks, takes = ("multilabel",), "a multi-label classifier"
+    options = frozenset({"top", "decode"})
+
+    def __init__(self, model: Model, device: str | torch.device | None = None, *, top: int = 5, **options: Any):
+        check_whole("top", top, 1, 2**31)
+        super().__init__(model, device, **options)
+        self.top = min(top, self.config.num_classes)
+        self.columns = Columns(self.top, labels=True)
+
+    def __call__(self, images: Images) -> list[MultiLabelPrediction]:
+        """Predict the labels of one or more images, in order."""
+        return list(self.stream(images))
+
+    def stream(self, images: Images) -> Iterator[MultiLabelPrediction]:
+        """Yield the labels of each image."""
+
+        def step(pixels: Tensor) -> list[Any]:
+            rows = [row if isinstance(row, str) else row[0] for row in _finite_rows(self._scores(pixels))]
+            return [row if isinstance(row, str) else self.interpret(row, self.top) for row in rows]
+
+        return self.run(images, step, MultiLabelPrediction)
+
+    def interpret(self, scores: Float[Tensor, "classes"], top: int) -> tuple[tuple[Label, ...], tuple[Label, ...]]:
+        """Return the labels that reach their thresholds, and the `top` labels, of an image."""
+        probabilities = class_probabilities(scores, self.config)
+        [ranked] = top_labels(probabilities[None], self.labels, self.config.num_classes)
+        limits = thresholds(self.config).tolist()
+        return tuple(label for label in ranked if label.probability >= limits[label.index]), ranked[:top]
+
+
+def thresholds(config: ModelConfig) -> Float[Tensor, "classes"]:
+    """Return the probability from which a class is predicted."""
+    known = config.output.thresholds if isinstance(config.output, MultiLabel) else ()
+    return torch.tensor(known or (0.5,) * config.num_classes, dtype=torch.float64)
+
+
+class RegressPredictor(Embedder):
+    """Predicts numbers with a regression model.
+
+    Args:
+        device, batch_size, precision, flip, compile, workers, decode: See `Embedder`.
+    """
+
+    tasks, takes = ("regress",), "a regression model"
+
+    def __init__(self, model: Model, device: str | torch.device | None = None, **options: Any):
+        super().__init__(model, device, **options)
+        self.columns = Columns(targets=self.labels)
+
+    def __call__(self, images: Images) -> list[NumberPrediction]:
+        """Predict the numbers of one or more images, in order."""
+        return list(self.stream(images))
+
+    def stream(self, images: Images) -> Iterator[NumberPrediction]:
+        """Yield the numbers of each image."""
+
+        def step(pixels: Tensor) -> list[Any]:
+            rows = _finite_rows(self._scores(pixels))
+            return [row if isinstance(row, str) else (self.interpret(row[0]),) for row in rows]
+
+        return self.run(images, step, NumberPrediction)
+
+    def interpret(self, scores: Float[Tensor, "targets"]) -> dict[str, float]:
+        """Return the number of each target, in the units of the training data."""
+        return dict(zip(self.labels, numbers(scores, self.config).tolist(), strict=True))
+
+
+def numbers(scores: Float[Tensor, "*b targets"], config: ModelConfig) -> Float[Tensor, "*b targets"]:
+    """Return the outputs of a regression model in the units of its training data, in float64 on the CPU."""
+    assert isinstance(config.output, Numbers)
+    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (config.output.mean, config.output.std))
+    return scores.cpu().double() * std + mean
 
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------
@@ -378,8 +493,8 @@ def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"
 
 # ---- Choice of predictor ---------------------------------------------------------------------------------------------
 
-AnyPredictor = Predictor | SegmentPredictor
-PREDICTORS: tuple[type[AnyPredictor], ...] = (Predictor, SegmentPredictor)
+AnyPredictor = Predictor | MultiLabelPredictor | RegressPredictor | SegmentPredictor
+PREDICTORS: tuple[type[AnyPredictor], ...] = (Predictor, MultiLabelPredictor, RegressPredictor, SegmentPredictor)
 
 
 def predictor_class(config: ModelConfig) -> type[AnyPredictor]:

@@ -38,6 +38,11 @@ class OutputKind:
     per_pixel: bool = False  # True if each pixel has its own output
     classes: bool = True  # True if the outputs are classes with probabilities
 
+    @property
+    def predictor(self) -> str:
+        """Name of the class that predicts this kind of output."""
+        return self.python.partition("(")[0]
+
 
 CLASS_SCORES = OutputKind(
     task="classify",

@@ -16,7 +16,7 @@ from vitreous.common.world import World
 from vitreous.data.loader import Batch, Request
 from vitreous.data.sources.base import Source, pick
 from vitreous.evaluation.features import extract_rows
-from vitreous.inference.predictor import Predictor
+from vitreous.inference.predictor import Embedder
 from vitreous.model.protocol import Model
 from vitreous.tasks.config import TrainConfig
 
@@ -40,8 +40,8 @@ class FrozenFeatures(NamedTuple):
         return Batch(none, self.labels[which], *request[1:], request.epoch, list(problems), None, self.features[which])
 
 
-class MirroredPredictor(Predictor):
-    """Predictor that mirrors every image."""
+class MirroredEmbedder(Embedder):
+    """Embedder that mirrors every image."""
 
     def input(self, pixels: Tensor) -> Tensor:
         return super().input(pixels).flip(-1)
@@ -61,7 +61,7 @@ def frozen_features(
     `log` prints a line.
     """
     assert isinstance(config.batch_size, int)
-    kind = MirroredPredictor if mirrored else Predictor
+    kind = MirroredEmbedder if mirrored else Embedder
     half = precision != torch.float32
     predictor = kind(
         model,

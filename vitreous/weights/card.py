@@ -17,7 +17,8 @@ from vitreous.model.protocol import ModelConfig
 
 # Fields that a preset's name does not imply: input and output sizes, regularisation, and dataset properties.
 NOT_NAMED = {
-    "image_size", "num_classes", "labels", "output", "preprocessing", "dropout", "stochastic_depth", "patch_dropout", "pad",
+    "image_size", "num_classes", "labels", "output", "preprocessing", "dropout", "stochastic_depth", "patch_dropout",
+    "pad",
 }  # fmt: skip
 SHOWN_LABELS = 20
 

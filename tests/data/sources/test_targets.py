@@ -42,8 +42,8 @@ def found(source: Source) -> dict[str, set[str]]:
     return {source.name(index): set(labels) for index, labels in enumerate(named)}
 
 
-def opened(spec: str, targets: TargetKind = LabelTargets(), **options: Any) -> DataSet:
-    return open_data(spec, targets=targets, **options)
+def opened(spec: str, targets: TargetKind | None = None, **options: Any) -> DataSet:
+    return open_data(spec, targets=targets or LabelTargets(), **options)
 
 
 def check(data: DataSet) -> None:
@@ -59,7 +59,8 @@ def test_lists_of_labels_are_read(tmp_path: Path, suffix: str) -> None:
 
 @SUFFIXES
 @pytest.mark.parametrize(
-    ("separator", "word"), [(";", "semicolon"), ("|", "vertical bar"), (",", "comma"), ("; ", "semicolon"), (" ", "space")]
+    ("separator", "word"),
+    [(";", "semicolon"), ("|", "vertical bar"), (",", "comma"), ("; ", "semicolon"), (" ", "space")],
 )
 def test_separated_labels_are_read_and_the_separator_is_announced(
     tmp_path: Path, suffix: str, separator: str, word: str
@@ -88,7 +89,9 @@ def test_the_text_of_python_lists_is_read(tmp_path: Path) -> None:
 
 
 def test_chosen_columns_are_read(tmp_path: Path) -> None:
-    rows = [{"path": f"{i}.png", "label": "x", "seen": " ".join(row), "a": i % 2, "b": 1} for i, row in enumerate(LABELS)]
+    rows = [
+        {"path": f"{i}.png", "label": "x", "seen": " ".join(row), "a": i % 2, "b": 1} for i, row in enumerate(LABELS)
+    ]
     table = write(tmp_path, ".csv", rows)
     check(opened(table, LabelTargets(("seen",))))
     assert opened(table, LabelTargets(("b", "a"))).classes == ("b", "a")
@@ -107,7 +110,9 @@ def test_classes_of_a_model_keep_their_order_and_may_be_unused(tmp_path: Path) -
 
 
 def test_parquet_lists_of_indices_use_the_stored_names(tmp_path: Path) -> None:
-    rows = [{"path": f"{i}.png", "labels": [CLASSES.index(label) for label in labels]} for i, labels in enumerate(LABELS)]
+    rows = [
+        {"path": f"{i}.png", "labels": [CLASSES.index(label) for label in labels]} for i, labels in enumerate(LABELS)
+    ]
     path = write(tmp_path, ".parquet", rows)
     table = pq.read_table(path)
     names = {"names": list(CLASSES), "_type": "ClassLabel"}
@@ -180,7 +185,7 @@ def test_a_value_other_than_0_and_1_is_rejected(tmp_path: Path) -> None:
 
 def test_only_tables_have_targets(tmp_path: Path) -> None:
     for spec in (str(tmp_path), "digits", str(tmp_path / "missing.csv")):
-        with pytest.raises(ValueError, match="expected a .csv"):
+        with pytest.raises(ValueError, match=r"expected a \.csv"):
             opened(spec)
 
 
@@ -211,5 +216,5 @@ def test_a_single_column_of_numbers_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["", "inf", "n/a"])
 def test_missing_and_infinite_numbers_are_rejected(tmp_path: Path, missing: str) -> None:
     rows = [{"path": f"{i}.png", "price": missing if i == 2 else i} for i in range(10)]
-    with pytest.raises(ValueError, match="row.* 3"):
+    with pytest.raises(ValueError, match=r"row.* 3"):
         opened(write(tmp_path, ".csv", rows), NumberTargets(("price",)))

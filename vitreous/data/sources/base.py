@@ -57,7 +57,9 @@ class Source(ABC):
         if self.targets is None:
             return self.classes[self.labels[index]]
         pairs = zip(self.classes, self.targets[index].tolist(), strict=True)
-        return ", ".join(f"{name} {value}" if value is not True else name for name, value in pairs if value is not False)
+        return ", ".join(
+            f"{name} {value}" if value is not True else name for name, value in pairs if value is not False
+        )
 
     def mask(self, index: int) -> np.ndarray:
         """Return the decoded mask of the upright image: uint8 [h, w], indices into mask_classes or IGNORED."""

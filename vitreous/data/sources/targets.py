@@ -108,9 +108,8 @@ class NumberTargets:
             for row, cell in enumerate(columns[column]):
                 number = _number(cell)
                 if number is None:
-                    raise ValueError(
-                        f"{table}: column {column!r} must contain numbers, got {cell_text(cell)[:40]!r} in row {row + 1}"
-                    )
+                    wrong = f"{cell_text(cell)[:40]!r} in row {row + 1}"
+                    raise ValueError(f"{table}: column {column!r} must contain numbers, got {wrong}")
                 values[row, place] = number
         bare = frozenset(np.flatnonzero(np.isnan(values).any(1)).tolist())
         return TargetRows(chosen, values, splits, bare, note, labelled=False)
@@ -170,9 +169,9 @@ def _split_labels(cells: Sequence[object], names: tuple[str, ...] | None) -> tup
     separator = find_separator(texts)
     rows = []
     for cell in cells:
-        parts = list(cell) if isinstance(cell, list | tuple | np.ndarray) else [cell]
+        parts: list[object] = list(cell) if isinstance(cell, list | tuple | np.ndarray) else [cell]
         if separator is not None and isinstance(cell, str):
-            parts = cell.split(None if separator == " " else separator)
+            parts = [*cell.split(None if separator == " " else separator)]
         rows.append([label for label in class_labels(parts, names) if label])
     return rows, "" if separator is None else f", separated by {SEPARATORS[separator]}"
 
