@@ -124,6 +124,8 @@ def available_methods(
             missing[method] = "no image was given"
         elif not config.num_classes and method in HEAD_METHODS:
             missing[method] = "the model has no classification head"
+        elif not config.output_kind.classes and method in HEAD_METHODS - {"relevance"}:
+            missing[method] = "the model predicts numbers, not class probabilities"
         if method in requested and method in missing:
             raise BadValue(f"method {method!r} is not available: {missing[method]}")
     chosen = [method for method in METHODS if method not in missing and (not requested or method in requested)]
@@ -162,13 +164,15 @@ def compute(
     """Run the methods and store the results. `begin` is called before each; `captured` is None if there is no image."""
     maps: dict[MapName, Tensor] = {}
     if captured is not None:
-        if captured.model.config.num_classes:
+        if captured.model.config.output_kind.classes:
             probabilities = class_probabilities(captured.logits(), captured.model.config)
             if not probabilities.isfinite().all():
                 raise ValueError(NOT_A_NUMBER)
             [result.predictions] = top_labels(probabilities, class_names(captured.model.config), TOP)
             if result.target is None:
                 result.target, result.label = result.predictions[0].index, result.predictions[0].label
+        elif captured.model.config.num_classes and result.target is None:
+            result.target, result.label = 0, class_names(captured.model.config)[0]
         for name in MAPS:
             if name in methods:
                 begin(name)

@@ -54,6 +54,7 @@ class ServedModel:
             "id": self.id,
             "name": self.name,
             "task": model.config.task,
+            "classifies": model.config.backbone.output_kind.classes,
             "architecture": type(model).__name__,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "image_size": list(model.config.image_size),

@@ -30,7 +30,8 @@ from vitreous.serving.settings import MAX_JSON_BYTES, Settings
 
 # ---- Middleware ------------------------------------------------------------------------------------------------------
 
-BATCHED = frozenset(["/v1/classify", "/v1/embed", "/v1/segment"])  # these share one queue
+# These share one queue.
+BATCHED = frozenset(f"/v1/{task}" for task in ("classify", "multilabel", "regress", "embed", "segment"))
 OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # need no API key; neither do files below /page/
 
 POLICY = (

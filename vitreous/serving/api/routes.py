@@ -1,11 +1,11 @@
-"""API endpoints: classify, embed, segment and explain an image, and describe the served models."""
+"""API endpoints: predictions, features and explanations of an image, and descriptions of the served models."""
 
 import base64
 import io
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -14,9 +14,22 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.inference.engine import Embedding, Images, Prediction, label_records
+from vitreous.inference.engine import (
+    Embedding,
+    Images,
+    MultiLabelPrediction,
+    NumberPrediction,
+    Prediction,
+    label_records,
+)
 from vitreous.inference.mask_images import background_of, hex_colours, palette
-from vitreous.inference.predictor import NOT_CALIBRATED, Segmentation, interpret
+from vitreous.inference.predictor import (
+    NOT_CALIBRATED,
+    MultiLabelPredictor,
+    RegressPredictor,
+    Segmentation,
+    interpret,
+)
 from vitreous.model.base_config import Task
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, json_response
@@ -76,6 +89,25 @@ def router(
             "label_set": None if prediction.label_set is None else label_records(prediction.label_set),
             "model": chosen.id,
         })  # fmt: skip
+
+    @routes.post("/multilabel", responses=json_response(schemas.Labelled, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    async def multilabel(request: Request, top: Top = 5, model: Model = None) -> JSONResponse:
+        """Return all classes of an image whose probability reaches their threshold, and the most probable classes.
+
+        An image can have any number of classes, or none. The thresholds are part of the model.
+        """
+        chosen = find_model(served, model)
+        scores = await compute(request, chosen, "multilabel")
+        answer = MultiLabelPrediction("", *cast(MultiLabelPredictor, chosen.predictor).interpret(scores, top))
+        return JSONResponse({**answer.record(), "model": chosen.id})
+
+    @routes.post("/regress", responses=json_response(schemas.Regressed, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    async def regress(request: Request, model: Model = None) -> JSONResponse:
+        """Return the predicted number of each target, in the units of the training data."""
+        chosen = find_model(served, model)
+        scores = await compute(request, chosen, "regress")
+        answer = NumberPrediction("", cast(RegressPredictor, chosen.predictor).interpret(scores))
+        return JSONResponse({**answer.record(), "model": chosen.id})
 
     @routes.post("/embed", responses=json_response(schemas.Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:
@@ -171,6 +203,8 @@ class Endpoint(NamedTuple):
 
 ENDPOINTS: dict[Task, Endpoint] = {
     "classify": Endpoint("no_head", _vector),
+    "multilabel": Endpoint("no_multilabel", _vector),
+    "regress": Endpoint("no_numbers", _vector),
     "embed": Endpoint("no_embedding", _vector),
     "segment": Endpoint("no_masks", _mask),
 }

@@ -49,6 +49,8 @@ Classified = shape(
     "Classified", predictions=many(Class), unknown=bool | None, familiarity=float | None,
     label_set=many(Class) | None, model=str,
 )  # fmt: skip
+Labelled = shape("Labelled", labels=many(Class), predictions=many(Class), model=str)
+Regressed = shape("Regressed", values=dict[str, float], model=str)
 Embedded = shape("Embedded", embedding=list[float], width=int, model=str)
 Segmented = shape("Segmented", classes=many(Segment), width=int, height=int, mask=str, model=str)
 Explained = shape(
@@ -99,6 +101,8 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
         "predictions": PREDICTIONS, "unknown": False, "familiarity": 0.62, "label_set": PREDICTIONS[:1],
         "model": "vit-b16",
     },
+    Labelled: {"labels": PREDICTIONS[:1], "predictions": PREDICTIONS, "model": "tags"},
+    Regressed: {"values": {"price": 249.0}, "model": "prices"},
     Embedded: {"embedding": [0.12, -0.53, 1.08], "width": 3, "model": "vit-b16"},
     Segmented: {"classes": [PET], **PICTURE, "mask": "iVBORw0KGgo...", "model": "pets"},
     Explained: {

@@ -75,7 +75,7 @@ def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], 
 def predictions(session: Session) -> dict[str, Any]:
     """Return the top classes, None if the model is not a classifier, and `unknown`, None if it is not calibrated."""
     model = session.inspected.model
-    if not model.config.backbone.num_classes:
+    if not model.config.backbone.output_kind.classes:
         return {"predictions": None, "unknown": None}
     if model.config.has_attention:
         scores, pooled = session.captured.logits(), session.captured.model.pool(session.captured.features())

@@ -101,9 +101,9 @@ class InspectedModel:
 
     @property
     def classifier(self) -> ViT:
-        """The Vision Transformer; raises ApiError if it has no head."""
-        if not self.vit.config.num_classes:
-            raise ApiError(409, "no_head", f"{self.id} has no classification head, so there is no class to explain")
+        """The Vision Transformer; raises ApiError if it has no classes."""
+        if not self.vit.config.output_kind.classes:
+            raise ApiError(409, "no_head", f"{self.id} does not predict classes, so there is no class to explain")
         return self.vit
 
     @property
