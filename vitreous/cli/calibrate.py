@@ -60,7 +60,7 @@ def calibrate(
         print(printable(f"vitreous: warning: {result.doubt}"), file=sys.stderr)
     if out is None:
         assert result.model.familiarity is not None
-        store_calibration(checkpoint, result.calibration, result.model.familiarity, result.record)
+        store_calibration(checkpoint, {"calibration": result.calibration}, result.model.familiarity, result.record)
     else:
         weights.save(result.model, out)
     images = f"{plural(result.calibration.images, 'image')} of the {result.split} split"

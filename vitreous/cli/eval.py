@@ -41,10 +41,11 @@ def evaluate(
     neighbours: tuple[int, ...] = (20,),
     shots: tuple[int, ...] = (),
     ignore: tuple[str, ...] = (),
+    target: tuple[str, ...] = (),
     json: bool = False,
     out: Path | None = None,
 ) -> None:
-    """Evaluate a checkpoint: accuracy, calibration and confusion; for a segmenter, mean IoU and boundary F-score.
+    """Evaluate a checkpoint: accuracy, calibration and confusion; for other tasks, their metrics, such as mean IoU.
 
     Example: vitreous eval runs/first/best --data pictures/
 
@@ -72,6 +73,7 @@ def evaluate(
         shots: Images per class for --probe fewshot; the first value gives the reported result. By default 5, 10
             and 25, except those that exceed the smallest class.
         ignore: Classes whose pixels are excluded from segmentation metrics.
+        target: Columns of the table with the labels of a multi-label classifier, as in `train --target`.
         json: Print JSON instead of tables.
         out: Also write the metrics as JSON to this file.
     """

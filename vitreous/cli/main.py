@@ -127,7 +127,7 @@ def lists_together(words: Sequence[str]) -> list[str]:
     ['train', '--steps', '3', '--set', 'depth=2', 'registers=4']
     """
     rest = list(words)
-    for option in ("--set", "--ignore"):
+    for option in ("--set", "--ignore", "--target"):
         if "--" in rest or sum(word.split("=")[0] == option for word in rest) < 2:
             continue
         remaining, values, inside = [], [], False

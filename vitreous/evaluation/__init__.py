@@ -8,13 +8,20 @@ lda`. calibrate_model.py calibrates classifiers.
 """
 
 from vitreous.evaluation.calibrate_model import Calibrated, calibrate
-from vitreous.evaluation.evaluate_model import ClassificationMetrics, Metrics, SegmentationMetrics, evaluate
+from vitreous.evaluation.evaluate_model import (
+    ClassificationMetrics,
+    Metrics,
+    MultiLabelMetrics,
+    SegmentationMetrics,
+    evaluate,
+)
 from vitreous.evaluation.probe import ProbeMetrics
 
 __all__ = [
     "Calibrated",
     "ClassificationMetrics",
     "Metrics",
+    "MultiLabelMetrics",
     "ProbeMetrics",
     "SegmentationMetrics",
     "calibrate",

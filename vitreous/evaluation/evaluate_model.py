@@ -14,13 +14,17 @@ from vitreous.common.checks import BadValue, fail
 from vitreous.common.progress import Report, silent
 from vitreous.common.text import plural
 from vitreous.data import DataSet, Source, open_data, open_masked
+from vitreous.data.sources.targets import LabelTargets
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
-from vitreous.inference import FeatureKind, Precision, Predictor, open_encoder, open_model, predictor_for
+from vitreous.inference import Embedder, FeatureKind, Precision, open_encoder, open_model, predictor_for
+from vitreous.inference.predictor import predictor_class
 from vitreous.model.base_config import Task
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.tasks import Evaluation, SegmentEvaluation, classify_source, segment_source
+from vitreous.model.top_labels import class_names
+from vitreous.tasks import Evaluation, MultiLabelEvaluation, SegmentEvaluation, classify_source, segment_source
 from vitreous.tasks.base import EVALUATION_BATCH
 from vitreous.tasks.classification_metrics import calibration_images
+from vitreous.tasks.target_metrics import TargetEvaluation
 from vitreous.weights.native import CALIBRATION, provenance_of
 
 SHOWN = 12  # maximum number of worst classes to print
@@ -40,7 +44,7 @@ class _ModelMetrics:
 
     task: ClassVar[Task]
 
-    evaluation: Evaluation | SegmentEvaluation
+    evaluation: Evaluation | SegmentEvaluation | TargetEvaluation
     count: int
     unreadable: int
     split: str
@@ -49,7 +53,9 @@ class _ModelMetrics:
     images_per_second: float
 
     @classmethod
-    def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
+    def open_data(
+        cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
+    ) -> DataSet:
         """Open the data, and raise if the classes of the model differ from it."""
         raise NotImplementedError
 
@@ -73,16 +79,23 @@ class _ModelMetrics:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the metrics with the keys of metrics.json, plus `per_class`, `confusion` and `unreadable_files`."""
+        """Return the metrics with the keys of metrics.json, plus `tables` and `unreadable_files`."""
         return {
             **self.evaluation.metrics(),
             "part": self.split,
             "seconds": self.seconds,
             "doubt": self.doubt,
             "images_per_second": self.images_per_second,
-            "per_class": [vars(row) for row in self.evaluation.per_class()],
-            "confusion": self.evaluation.confusion().tolist(),
+            **self.tables(),
             "unreadable_files": self.problems,
+        }
+
+    def tables(self) -> dict[str, Any]:
+        """Return the metrics of each class, as JSON."""
+        evaluation: Any = self.evaluation
+        return {
+            "per_class": [vars(row) for row in evaluation.per_class()],
+            "confusion": evaluation.confusion().tolist(),
         }
 
 
@@ -99,9 +112,10 @@ class ClassificationMetrics(_ModelMetrics):
     ece_calibrated: float | None = None  # with the temperature of the model's calibration; None if it has none
 
     @classmethod
-    def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
-        if ignore:
-            fail("ignore", " ".join(ignore), "omitted for a classifier (it only applies to segmenters)")
+    def open_data(
+        cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
+    ) -> DataSet:
+        reject(config, ignore=ignore, target=target)
         data = open_data(spec, **where)
         if config.num_classes != len(data.classes) or config.labels not in ((), data.classes):
             own = f"the classes {_few(config.labels)}" if config.labels else f"{config.num_classes} unnamed classes"
@@ -146,7 +160,10 @@ class SegmentationMetrics(_ModelMetrics):
     boundary_f: float
 
     @classmethod
-    def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
+    def open_data(
+        cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
+    ) -> DataSet:
+        reject(config, target=target)
         data = open_masked(spec, **where, ignore=tuple(ignore), order=config.labels)
         check_classes(config.labels, config.num_classes, data.mask_classes, data.name)
         return data
@@ -163,8 +180,51 @@ class SegmentationMetrics(_ModelMetrics):
         yield table
 
 
-METRICS: tuple[type[ClassificationMetrics | SegmentationMetrics], ...] = (ClassificationMetrics, SegmentationMetrics)
-Metrics = ClassificationMetrics | SegmentationMetrics | ProbeMetrics
+@dataclass(frozen=True)
+class MultiLabelMetrics(_ModelMetrics):
+    """Metrics of a multi-label classifier."""
+
+    task = "multilabel"
+    evaluation: MultiLabelEvaluation
+    map: float  # mean average precision
+    f1: float  # mean over classes, at the thresholds of the model
+    f1_micro: float  # over all labels
+    loss: float
+
+    @classmethod
+    def open_data(
+        cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
+    ) -> DataSet:
+        reject(config, ignore=ignore)
+        return open_data(spec, **where, targets=LabelTargets(tuple(target), class_names(config)))
+
+    @classmethod
+    def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> MultiLabelEvaluation:
+        return MultiLabelEvaluation.of_source(predictor, source, progress=progress)
+
+    def lines(self) -> Iterator[Table | str]:
+        columns = ("class", "images", "AP", "threshold", "precision", "recall", "F1")
+        table = Table(*columns, box=None, title="worst classes", title_justify="left")
+        rows = [row for row in self.evaluation.per_class() if row.count]
+        for row in sorted(rows, key=lambda row: row.average_precision or 0.0)[:SHOWN]:
+            numbers = (row.average_precision, row.threshold, row.precision, row.recall, row.f1)
+            table.add_row(row.name, str(row.count), *map(_fraction, numbers))
+        yield table
+
+    def tables(self) -> dict[str, Any]:
+        return {"per_class": [vars(row) for row in self.evaluation.per_class()]}
+
+
+AnyMetrics = ClassificationMetrics | MultiLabelMetrics | SegmentationMetrics
+METRICS: tuple[type[AnyMetrics], ...] = (ClassificationMetrics, MultiLabelMetrics, SegmentationMetrics)
+Metrics = AnyMetrics | ProbeMetrics
+
+
+def reject(config: ModelConfig, **options: Sequence[str]) -> None:
+    """Reject options that have no effect for a model."""
+    for name, value in options.items():
+        if value:
+            fail(name, " ".join(value), f"omitted for {predictor_class(config).takes}")
 
 
 def evaluate(
@@ -188,9 +248,11 @@ def evaluate(
     neighbours: Sequence[int] = (20,),
     shots: Sequence[int] = (),
     ignore: Sequence[str] = (),
+    target: Sequence[str] = (),
     progress: Report = silent,
 ) -> Metrics:
-    """Evaluate a classifier (accuracy, calibration), a segmenter (mean IoU), or frozen features with a probe.
+    """Evaluate a classifier (accuracy, calibration), a multi-label classifier (mean average precision), a segmenter
+    (mean IoU), or frozen features with a probe.
 
     model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
     data: Data set, as for `vitreous.train`.
@@ -209,6 +271,7 @@ def evaluate(
     shots: Numbers of images per class for few-shot probes; the first is reported. By default 5, 10 and 25, except
         those that exceed the smallest class.
     ignore: Classes to exclude from the metrics of a segmenter.
+    target: Columns of the table with the labels of a multi-label classifier, as in `vitreous.train`.
     progress: Callback that receives the current stage and the numbers of finished and of all items.
 
     >>> import vitreous
@@ -224,7 +287,7 @@ def evaluate(
     if probe is not None:
         found = open_data(spec, **opening)
         name, source = choose_split(found, split)
-        predictor = Predictor(open_encoder(model, image_size), device, **running)
+        predictor = Embedder(open_encoder(model, image_size), device, **running)
         return probe_encoder(
             predictor, found.train, name, source, probe,
             features=features, cache=None if cache is None else Path(cache),
@@ -235,7 +298,7 @@ def evaluate(
     if kind is None:
         raise ValueError("the model has no head: use --probe knn, linear or fewshot to evaluate its features")
     runner = predictor_for(model, device, decode=decode, **running)
-    found = kind.open_data(model.config, spec, ignore, **opening)
+    found = kind.open_data(model.config, spec, ignore, target, **opening)
     name, source = choose_split(found, split)
     started = time.perf_counter()
     evaluation: Any = kind.evaluate(runner, found, source, progress)

@@ -24,6 +24,8 @@ from vitreous.report.plots import as_array, can_draw, readable
 # Key in metrics.json and metrics.jsonl -> display name; True for fractions, which are shown as percentages.
 NAMES = {
     "top1": ("top-1", True), "top5": ("top-5", True), "miou": ("mean IoU", True),
+    "map": ("mAP", True), "f1": ("F1", True), "f1_micro": ("F1 (all labels)", True),
+    "mae": ("mean absolute error", False), "rmse": ("RMSE", False), "r2": ("R²", False),
     "pixel_accuracy": ("pixel accuracy", True), "boundary_f": ("boundary F", True), "knn": ("k-NN", True),
     "linear": ("linear probe", True), "fewshot": ("few-shot", True), "ece": ("calibration error", True),
     "loss": ("loss", False), "lr": ("learning rate", False), "images_per_second": ("images/s", False),
@@ -320,14 +322,14 @@ def _curves(folder: Path, history: Sequence[Mapping[str, Any]]) -> list[Html]:
     best = plots.best_row(history)
     text = "Training metrics only; this run had no validation set."
     if best is not None:
-        keys = [key for key in ("val_top1", "val_miou", "val_loss") if plots.is_number(best.get(key))]
+        keys = [key for key in (*(f"val_{key}" for key in plots.BEST), "val_loss") if plots.is_number(best.get(key))]
         metrics = ", ".join(f"{label(key)} {value(key, best[key])}" for key in keys)
         axes = (f"{key} {best[key]:,.4g}" for key in ("epoch", "step") if plots.is_number(best.get(key)))
         text = (
             "Grey: training set. Blue: validation set. The dot marks the best evaluation, at "
             f"{next(axes, 'the marked point')}: {metrics}."
         )
-    return [plot(folder / "curves.png", "Loss, accuracy and learning rate during training", text)]
+    return [plot(folder / "curves.png", "Loss, metrics and learning rate during training", text)]
 
 
 def _unreadable(names: Sequence[str]) -> list[Html]:

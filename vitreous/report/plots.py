@@ -235,7 +235,12 @@ def readable(text: str, instead: str = "", longest: int = 22) -> str:
 
 
 MOST_NUMBERS, MOST_NAMES, MOST_CLASSES = 30, 60, 2000  # maximum number of classes for counts, for names, and for a plot
-TITLES = {"loss": "loss", "top1": "top-1", "miou": "mean IoU", "lr": "learning rate"}  # curve titles
+# Curve titles, and the metrics among them that select the best evaluation: 1 if larger is better, otherwise -1.
+TITLES = {
+    "loss": "loss", "top1": "top-1", "miou": "mean IoU", "map": "mAP", "mae": "mean absolute error",
+    "lr": "learning rate",
+}  # fmt: skip
+BEST = {"top1": 1, "miou": 1, "map": 1, "mae": -1}
 FEW = 10  # calibration bins with fewer images are drawn hollow
 
 # ---- Curves ----------------------------------------------------------------------------------------------------------
@@ -267,7 +272,7 @@ def _panel(
     _line(axes, training, GREY if key != "lr" else INK, "training")
     _line(axes, validation, ACCENT, "validation")
     places, values = [*training, *validation], [*training.values(), *validation.values()]
-    if key in ("top1", "miou"):
+    if BEST.get(key) == 1:
         percent(axes, "y")
     else:
         axes.set_ylim(min(0.0, *values), 1.05 * max(values) or 1.0)
@@ -280,14 +285,14 @@ def _panel(
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the evaluation with the best accuracy or mIoU (ties: lowest loss, then latest), or the lowest loss."""
+    """Return the evaluation with the best metric of BEST (ties: lowest loss, then latest), or the lowest loss."""
 
     def loss(row: Mapping[str, Any]) -> float:
         return row["val_loss"] if is_number(row.get("val_loss")) else math.inf
 
-    for key in ("val_top1", "val_miou"):
-        if rows := [row for row in history if is_number(row.get(key))]:
-            return max(reversed(rows), key=lambda row: (row[key], -loss(row)))
+    for metric, sign in BEST.items():
+        if rows := [row for row in history if is_number(row.get(f"val_{metric}"))]:
+            return max(reversed(rows), key=lambda row: (sign * row[f"val_{metric}"], -loss(row)))
     return min((row for row in reversed(history) if is_number(row.get("val_loss"))), key=loss, default=None)
 
 
@@ -326,6 +331,17 @@ def _line(axes: "Axes", points: Mapping[float, float], color: str, name: str) ->
 
 
 # ---- Evaluation ------------------------------------------------------------------------------------------------------
+
+
+def precision_recall(path: Path, recall: Float[np.ndarray, "n"], precision: Float[np.ndarray, "n"]) -> None:
+    """Plot precision against recall."""
+    with drawing(path, 4.2, 3.4) as figure:
+        axes = figure.add_subplot()
+        plain(axes, x="recall", y="precision")
+        axes.step([0, *recall], [precision[0], *precision], color=ACCENT, where="pre")
+        axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
+        percent(axes, "x")
+        percent(axes, "y")
 
 
 def confusion(path: Path, counts: Int[np.ndarray, "n n"], names: Sequence[str]) -> None:

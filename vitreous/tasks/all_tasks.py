@@ -3,6 +3,13 @@
 from vitreous.tasks.base import Task
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.masked import Mae, Mpp
+from vitreous.tasks.multilabel import MultiLabelTask
 from vitreous.tasks.segment import Segment
 
-TASKS: dict[str, type[Task]] = {"classify": Classify, "segment": Segment, "mae": Mae, "mpp": Mpp}
+TASKS: dict[str, type[Task]] = {
+    "classify": Classify,
+    "multilabel": MultiLabelTask,
+    "segment": Segment,
+    "mae": Mae,
+    "mpp": Mpp,
+}

@@ -3,6 +3,7 @@
 b: batch; k: images.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,12 @@ from vitreous.common.rng import SampleRng
 from vitreous.common.world import World
 from vitreous.data import Augmentation, Batch, DataSet, Source, open_data
 from vitreous.data.augment.batch import augment
-from vitreous.data.loader import BatchSlice, TrainLoader
+from vitreous.data.loader import BatchSlice, Reader, Request, TrainLoader
 from vitreous.model import Model, ModelConfig, configure
 from vitreous.model.build import build
-from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.inputs import denormalise, normalise
-from vitreous.model.options import Conditional, Dropout, GlobalAverage, Preprocessing
+from vitreous.model.options import Conditional, Dropout, GlobalAverage, OutputConfig, Preprocessing, SingleLabel
 from vitreous.report.html import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
 from vitreous.weights import CATALOG, Checkpoint, open_checkpoint, provenance_of
@@ -103,6 +103,7 @@ class Task(ABC):
     closed_form: ClassVar[bool] = False  # True if `solve` computes the weights, without training steps
     long_steps: ClassVar[bool] = True  # False if steps are too short to be compiled by default
     labelled: ClassVar[bool] = True  # False if the task needs no labels
+    outputs: ClassVar[tuple[str, str]] = ("class", "classes")  # words for one output and for several
     masks: ClassVar[bool] = False  # True if batches contain masks
     cpu_batch: ClassVar[int] = 64  # default batch size on a CPU
     cpu_steps: ClassVar[tuple[int, int]] = (300, 1_500)  # minimum and maximum on a CPU
@@ -147,6 +148,11 @@ class Task(ABC):
         return data.classes if cls.labelled else ()
 
     @classmethod
+    def output(cls, data: DataSet, start: ModelConfig | None) -> OutputConfig:
+        """Return the meaning of the outputs. `start` is the config of the checkpoint that the run starts from."""
+        return SingleLabel()
+
+    @classmethod
     def choose_model(cls, config: TrainConfig, count: int, side: int, device: str) -> list[Choice]:
         """Choose a preset for `count` images whose shorter side is about `side` pixels."""
         reason = f"for {count} images of about {side} pixels on {device}"
@@ -181,14 +187,15 @@ class Task(ABC):
         """Build or load a model with a head for the classes of the data, or without a head if there are no classes."""
         classes = cls.classes(data)
         if init is None:
-            return build_preset(config, classes)
+            return with_output(build_preset(config, classes), cls.output(data, None))
         start = init.model(image_size(config), overrides=model_fields(config)).float()
         model: Model = start.backbone
         vars(model)["provenance"] = {key: value for key, value in provenance_of(start).items() if key != CALIBRATION}
         model.config = model.config.uncalibrated()
+        output = cls.output(data, model.config)
         if model.config.labels != classes or model.config.num_classes != len(classes):
             model.replace_head(len(classes), classes)
-        return model
+        return with_output(model, output)
 
     # ---- Training and evaluation -------------------------------------------------------------------------------------
 
@@ -231,16 +238,19 @@ class Task(ABC):
         """Return the validation images to calibrate the best checkpoint on."""
         return val
 
-    def calibrate(self, results: Any) -> tuple[Calibration, Results] | None:
-        """Fit a calibration to the results of `evaluate_best`. Also return the calibrated results.
+    def calibrate(self, results: Any) -> tuple[dict[str, Any], Results] | None:
+        """Return config fields that are fitted to the results of `evaluate_best`, and the results with these fields.
 
         Return None if the results have no logits.
         """
         raise NotImplementedError
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
-        """Return the familiarity of images to the best checkpoint, and the scores of validation images."""
-        raise NotImplementedError
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor] | None:
+        """Return the familiarity of images to the best checkpoint, and the scores of validation images.
+
+        Return None if the config has no calibration.
+        """
+        return None
 
     # ---- Report ------------------------------------------------------------------------------------------------------
 
@@ -255,6 +265,12 @@ class Task(ABC):
         """Describe the length of the run for the report."""
         return f"{steps:,}, each with {self.config.batch_size} images ({epochs} epochs)"
 
+    def images(self, source: Source, indices: Sequence[int]) -> UInt8[Tensor, "k c h w"]:
+        """Return images of a source as the model sees them in evaluation."""
+        config, which = self.model.config, torch.tensor(indices, dtype=torch.int64)
+        reader = Reader(source, config.image_size, config.channels, config.preprocessing)
+        return reader[Request(0, which, which)].images
+
     def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
         """Return augmented training images as uint8."""
         return denormalise(self.prepare(batch)[0][:SAMPLES], self.model.config.preprocessing).cpu()
@@ -266,6 +282,12 @@ def padded_if(small: bool) -> Literal["padded", "resized"]:
 
 
 # ---- The model that a run starts from --------------------------------------------------------------------------------
+
+
+def with_output(model: Model, output: OutputConfig) -> Model:
+    """Set the meaning of the outputs of a model."""
+    model.config = dataclasses.replace(model.config, **model.config.output_field(output))
+    return model
 
 
 def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:

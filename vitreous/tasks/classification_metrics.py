@@ -7,13 +7,13 @@ n: images; k: top classes that are kept, at most 5.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,16 +24,17 @@ from vitreous.data.sources.base import Source, pick
 from vitreous.inference.calibration import calibrate_scores, cross_fitted
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
+    ONE_CLASS,
     SourceImage,
     class_scores,
     evaluation_mode,
     mixed_precision,
     model_input,
 )
-from vitreous.inference.predictor import Predictor
+from vitreous.inference.predictor import Embedder, Predictor
 from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
-from vitreous.model.options import Preprocessing
+from vitreous.model.options import OutputConfig, Preprocessing
 from vitreous.model.top_labels import top_classes
 
 MOST_FEATURES, MOST_PER_CLASS = 2000, 10  # maximum images per split for the familiarity: 2000, or 10 per class if more
@@ -274,14 +275,27 @@ def classify_batches(
     flip: bool = False,
 ) -> Evaluation:
     """Evaluate a module on batches from a loader. `flip` averages predictions with those of the mirrored images."""
-    parts = []
+    scored = batch_scores(module, batches, device, preprocessing, precision, flip)
+    parts = [Evaluation.of(scores, batch.labels, classes, batch.indices, batch.problems) for batch, scores in scored]
+    return Evaluation.join(parts)
+
+
+def batch_scores(
+    module: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    preprocessing: Preprocessing,
+    precision: torch.dtype = torch.float32,
+    flip: bool = False,
+    output: OutputConfig = ONE_CLASS,
+) -> Iterator[tuple[Batch, Float[Tensor, "b classes"]]]:
+    """Yield each batch with its scores."""
     with evaluation_mode(module):
         for batch in batches:
             images = model_input(batch.images, device, preprocessing)
             with mixed_precision(device, precision):
-                scores = class_scores(module, images, flip)
-            parts.append(Evaluation.of(scores, batch.labels, classes, batch.indices, batch.problems))
-    return Evaluation.join(parts)
+                scores = class_scores(module, images, flip, output)
+            yield batch, scores
 
 
 def calibration_images(source: Source, num_classes: int) -> Source:
@@ -329,20 +343,31 @@ def classify_source(
     """Evaluate a predictor on the images of process `rank` of `ranks`. Raise if a prediction is NaN."""
     calibration = predictor.config.calibration
     how: dict[str, Any] = {"temperature": calibration and calibration.temperature, "keep_logits": keep_logits}
+    empty = torch.zeros(0, dtype=torch.int64)  # there may be more processes than images
+    parts = [Evaluation.of(torch.zeros(0, len(classes)), empty, classes, empty, **how)]
+    for indices, scores, readable, problems in source_scores(predictor, source, rank, ranks, progress):
+        labels = torch.where(readable, torch.from_numpy(source.labels[indices.numpy()]), UNREADABLE)
+        parts.append(Evaluation.of(scores, labels, classes, indices, problems, **how))
+    return Evaluation.join(parts)
+
+
+def source_scores(
+    predictor: Embedder, source: Source, rank: int = 0, ranks: int = 1, progress: Report = silent
+) -> Iterator[tuple[Int[Tensor, "b"], Float[Tensor, "b classes"], Bool[Tensor, "b"], list[str]]]:
+    """Yield the indices and scores of each batch of process `rank` of `ranks`, its readable images and its problems.
+
+    The scores of unreadable images are 0. Raise if a score is NaN.
+    """
     batches = rank_batches(len(source), predictor.batch_size, rank, ranks)
     results = predictor.stream_logits(SourceImage(source, index) for batch in batches for index in batch)
     results = tracked(results, "classifying images", sum(map(len, batches)), progress)
-    empty = torch.zeros(0, dtype=torch.int64)  # there may be more processes than images
-    parts = [Evaluation.of(torch.zeros(0, len(classes)), empty, classes, empty, **how)]
     for batch in batches:
-        indices = torch.tensor(batch)
-        labels, scores, problems = torch.from_numpy(source.labels[indices.numpy()]), [], []
+        readable, scores, problems = torch.ones(len(batch), dtype=torch.bool), [], []
         for row, result in enumerate(itertools.islice(results, len(batch))):
             if result.error == NOT_A_NUMBER:  # a problem with the model, not with the image
                 raise ValueError(f"{result.name}: {NOT_A_NUMBER}")
             if result.vector is None:
-                labels[row] = UNREADABLE
+                readable[row] = False
                 problems.append(f"{one_line(result.name)}: {result.error}")
-            scores.append(torch.zeros(len(classes)) if result.vector is None else result.vector)
-        parts.append(Evaluation.of(torch.stack(scores), labels, classes, indices, problems, **how))
-    return Evaluation.join(parts)
+            scores.append(torch.zeros(predictor.config.num_classes) if result.vector is None else result.vector)
+        yield torch.tensor(batch), torch.stack(scores), readable, problems

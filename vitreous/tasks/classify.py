@@ -18,10 +18,9 @@ from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
 from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch, Reader, Request
+from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.inference.predictor import Predictor
-from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
@@ -42,7 +41,7 @@ from vitreous.report.html import (
     table,
     tag,
 )
-from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Finished, Task, padded_if
+from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Finished, Results, Task, padded_if
 from vitreous.tasks.classification_metrics import (
     ClassMetrics,
     Evaluation,
@@ -63,7 +62,8 @@ FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # longer tables are sor
 class Classify(Task):
     """Classification with label smoothing, mixup, CutMix and distillation."""
 
-    metric = train_metric = "top1"
+    metric = "top1"
+    train_metric: ClassVar[str | None] = "top1"
     complete_checkpoint = calibrates = lora = True
     options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(Distillation())})
     next_steps: ClassVar[tuple[str, ...]] = (
@@ -101,9 +101,13 @@ class Classify(Task):
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         draws = SampleRng(self.config.seed, batch.epoch, batch.keys)
         images = augment(batch.images, draws, self.augmentation)
-        targets = smooth_targets(batch.labels, self.model.config.num_classes, self.config.smoothing)
-        images, targets = mix(images, targets, draws, self.augmentation)
-        return normalise(images, self.model.config.preprocessing), targets, (batch.labels >= 0).float()
+        readable = batch.labels >= 0
+        images, targets = mix(images, self.targets(batch), draws, self.augmentation, readable)
+        return normalise(images, self.model.config.preprocessing), targets, readable.float()
+
+    def targets(self, batch: Batch) -> Float[Tensor, "b classes"]:
+        """Return the targets of the images of a batch, on the device."""
+        return smooth_targets(batch.labels, self.model.config.num_classes, self.config.smoothing)
 
     def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         images, targets, weights = inputs
@@ -116,12 +120,16 @@ class Classify(Task):
         correct = (label_logits.argmax(1) == targets.argmax(1)).float()
         return (losses * weights).sum(), (correct * weights).sum()
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Evaluation:
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
         config, device = self.model.config, next(module.parameters()).device
         flip = self.config.flip_test
         return classify_batches(module, batches, device, config.preprocessing, config.labels, precision, flip)
 
-    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Evaluation:
+    def results_of(self, batch: Batch, scores: Float[Tensor, "b classes"]) -> Results:
+        """Return the results of one batch."""
+        return Evaluation.of(scores, batch.labels, self.model.config.labels, batch.indices, batch.problems)
+
+    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
         predictor = self._predictor(model)
         keep_logits = self.calibration_images(source) is source
         return classify_source(predictor, source, model.config.labels, rank, ranks, keep_logits)
@@ -129,10 +137,13 @@ class Classify(Task):
     def calibration_images(self, val: Source) -> Source:
         return calibration_images(val, self.model.config.num_classes)
 
-    def calibrate(self, results: Evaluation) -> tuple[Calibration, Evaluation] | None:
-        return None if results.logits is None else results.calibrate()
+    def calibrate(self, results: Any) -> tuple[dict[str, Any], Results] | None:
+        if results.logits is None:
+            return None
+        calibration, calibrated = results.calibrate()
+        return {"calibration": calibration}, calibrated
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor] | None:
         return fit_familiarity(self._predictor(model), train, val)
 
     def _predictor(self, model: Model) -> Predictor:
@@ -181,9 +192,7 @@ class Classify(Task):
         wrong = evaluation.worst(MISTAKES)
         if not wrong:
             return []
-        config, indices = self.model.config, torch.tensor([mistake.index for mistake in wrong])
-        reader = Reader(source, config.image_size, config.channels, config.preprocessing)
-        images = reader[Request(0, indices, indices)].images
+        images = self.images(source, [mistake.index for mistake in wrong])
         return [
             Mistake(image, source.name(row.index), classes[row.true], classes[row.predicted], row.probability)
             for image, row in zip(images, wrong, strict=True)

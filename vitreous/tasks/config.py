@@ -153,6 +153,22 @@ class Segmenting:
             fail("mask_blocks", self.mask_blocks, "omitted with --decoder linear")
 
 
+@dataclass(frozen=True)
+class TableTargets:
+    """Options for several labels or numbers per image, from a table (--task multilabel or regress)."""
+
+    target: tuple[str, ...] = ()
+    """Columns of the table to predict; multilabel: the column of labels, or one 0/1 column per class; regress: one or
+    several columns of numbers. By default, they are found by their names and values."""
+    loss: Literal["bce", "asymmetric", "smooth-l1", "mse"] | None = None
+    """multilabel: binary cross-entropy (bce, the default) or the asymmetric loss for many rare classes (arXiv
+    2009.14119); regress: smooth-l1 (the default, less sensitive to outliers) or mse."""
+
+    def check(self) -> None:
+        if len(set(self.target)) < len(self.target):
+            fail("target", " ".join(self.target), "distinct columns")
+
+
 # Integer fields with their minimum and maximum.
 INTEGERS = (
     ("steps", 1, 10**9), ("accumulate", 1, 10**4), ("workers", 0, 1024), ("evaluate_every", 1, 10**6),
@@ -223,8 +239,9 @@ class TrainConfig:
     """Image size: one number, or height and width. Position embeddings of a checkpoint are resampled."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the model config, such as {"registers": 4, "position": Rotary2d()}."""
-    task: Literal["classify", "segment", "mae", "mpp"] = "classify"
-    """classify: one class per image; segment: one class per pixel; mae and mpp: masked pre-training without labels."""
+    task: Literal["classify", "multilabel", "regress", "segment", "mae", "mpp"] = "classify"
+    """classify: one class per image; multilabel: any number of classes per image; regress: numbers; segment: one class
+    per pixel; mae and mpp: masked pre-training without labels."""
     data_root: str | Path | None = None
     """Local copy of a data set that would otherwise be downloaded."""
     val_fraction: float = 0.2
@@ -254,6 +271,7 @@ class TrainConfig:
     distillation: Distillation = field(default_factory=Distillation)
     masking: Masking = field(default_factory=Masking)
     segmenting: Segmenting = field(default_factory=Segmenting)
+    targets: TableTargets = field(default_factory=TableTargets)
 
     out: str | Path | None = None
     """Run folder; by default the first of runs/NAME, runs/NAME-2, ... that does not exist."""
@@ -311,7 +329,7 @@ class TrainConfig:
     def check(self) -> None:
         """Raise if a value is invalid. `Task.check` rejects options that the task does not use."""
         check_words(self)
-        for group in (self.optim, self.augment, self.distillation, self.masking, self.segmenting):
+        for group in (self.optim, self.augment, self.distillation, self.masking, self.segmenting, self.targets):
             group.check()
         if self.model is not None and self.init is not None:
             fail("model", self.model, "omitted with --init, because the checkpoint defines the architecture")
@@ -346,7 +364,7 @@ class TrainConfig:
 
 # Task-specific options. `Task.options` lists those that a task uses.
 TASK_OPTIONS = frozenset({"smoothing", "flip_test", "mixup", "cutmix"}).union(
-    *(vars(group()) for group in (Distillation, Masking, Segmenting))
+    *(vars(group()) for group in (Distillation, Masking, Segmenting, TableTargets))
 )
 
 

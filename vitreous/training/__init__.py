@@ -7,6 +7,6 @@ writes the report. lda_head.py and cached_head.py train only the head, on featur
 once; extend.py implements `vitreous.extend`. The run config and all task-specific code are in `vitreous.tasks`.
 """
 
-from vitreous.tasks.config import Augment, Distillation, Masking, Optim, Segmenting, TrainConfig
+from vitreous.tasks.config import Augment, Distillation, Masking, Optim, Segmenting, TableTargets, TrainConfig
 
-__all__ = ["Augment", "Distillation", "Masking", "Optim", "Segmenting", "TrainConfig"]
+__all__ = ["Augment", "Distillation", "Masking", "Optim", "Segmenting", "TableTargets", "TrainConfig"]

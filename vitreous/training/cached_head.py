@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from vitreous.common.rng import SampleRng
 from vitreous.common.world import World
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch, BatchSlice, Reader, Request, schedule
+from vitreous.data.loader import Batch, BatchSlice, Request, schedule
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.features import slices
 from vitreous.inference.engine import evaluation_mode, mixed_precision
 from vitreous.model.options import Dropout
 from vitreous.model.protocol import Model
-from vitreous.tasks.base import SAMPLES, Task
-from vitreous.tasks.classification_metrics import Evaluation
-from vitreous.tasks.classify import Classify, smooth_targets
+from vitreous.tasks.all_tasks import TASKS
+from vitreous.tasks.base import SAMPLES, Results, Task
+from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import TrainConfig
 from vitreous.training.frozen_features import FrozenFeatures, frozen_features
 
@@ -32,7 +32,9 @@ ROWS = 8192  # images per batch of an evaluation
 
 def can_cache(config: TrainConfig, task: type[Task], model: Model) -> bool:
     """True if the head can be trained on features that are computed once."""
-    if config.train_only != "head" or config.parallel != "ddp" or config.precision == "fp16" or task is not Classify:
+    if config.train_only != "head" or config.parallel != "ddp" or config.precision == "fp16":
+        return False
+    if not issubclass(task, Classify) or task not in TASKS.values():  # other tasks may override what CachedHead needs
         return False
     if config.distillation.teacher is not None or len(model.heads) != 1:
         return False
@@ -55,8 +57,13 @@ class FeatureHead(nn.Module):
         return head(features)
 
 
+def with_cached_features(task: type[Task]) -> type[Task]:
+    """Return a subclass of a task that trains the head on features that are computed once."""
+    return type(f"Cached{task.__name__}", (CachedHead, task), {})
+
+
 class CachedHead(Classify):
-    """Classification with a frozen encoder, on batches of features."""
+    """Mixin for a task with a frozen encoder, on batches of features."""
 
     long_steps = False
     loader: "FeatureLoader"
@@ -75,23 +82,16 @@ class CachedHead(Classify):
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         assert batch.features is not None
-        targets = smooth_targets(batch.labels, self.model.config.num_classes, self.config.smoothing)
-        return batch.features, targets, (batch.labels >= 0).float()
+        return batch.features, self.targets(batch), (batch.labels >= 0).float()
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Evaluation:
-        device, parts = next(module.parameters()).device, []
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
+        device = next(module.parameters()).device
         with evaluation_mode(module), mixed_precision(device, precision):
-            for batch in batches:
-                scores = module(batch.features)
-                parts.append(
-                    Evaluation.of(scores, batch.labels, self.model.config.labels, batch.indices, batch.problems)
-                )
-        return Evaluation.join(parts)
+            parts = [self.results_of(batch, module(batch.features)) for batch in batches]
+        return type(parts[0]).join(parts)
 
     def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
-        config, indices = self.model.config, batch.indices[:SAMPLES]
-        reader = Reader(self.loader.source, config.image_size, config.channels, config.preprocessing)
-        return reader[Request(0, indices, indices)].images
+        return self.images(self.loader.source, batch.indices[:SAMPLES].tolist())
 
 
 class FeatureLoader:

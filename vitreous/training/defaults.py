@@ -117,7 +117,8 @@ class _Choices:
             return f"{few}pretrained weights exist for {model}: use --init {weights[0]} instead of --model"
         if not self.task.labelled:
             return few and f"{few}consider starting from a checkpoint (--init)"
-        command = f"vitreous train --data {shlex.quote(str(self.config.data))} --init auto"
+        task = "" if self.config.task == TrainConfig.task else f"--task {self.config.task} "
+        command = f"vitreous train {task}--data {shlex.quote(str(self.config.data))} --init auto"
         return few and f"{few}consider pretrained weights: `{command}`"
 
     def pick(self, *choices: Choice) -> None:

@@ -117,7 +117,8 @@ def train(
         if not config.resume:
             run_folder.check_free(folder)
         notes = pretrained + chosen.notes
-        console.print(f"{dataset.name}: {f'{len(classes)} classes; ' if classes else ''}{dataset.note}")
+        outputs = f"{len(classes)} {task_class.outputs[len(classes) != 1]}; " if classes else ""
+        console.print(f"{dataset.name}: {outputs}{dataset.note}")
         for note in notes:
             console.print(f"  auto: {note}")
         if chosen.advice and not pretrained:

@@ -103,13 +103,14 @@ def _calibrate_best(job: Job, folder: Path) -> Results | None:
     calibrated = job.task.calibrate(_evaluate_best(job, folder, images))
     if calibrated is None:
         return None
-    calibration, results = calibrated
+    fields, results = calibrated
     if job.world.first:
-        model = load_folder(folder / "best").to(job.world.device)
-        familiarity, scores = job.task.fit_familiarity(model, job.data.train, job.data.val)
-        calibration = replace(calibration, familiarities=lower_quantiles(scores))
-        record = {"data": job.data.name, "split": "val", "images": calibration.images}
-        store_calibration(folder / "best", calibration, familiarity, record)
+        model, familiarity = load_folder(folder / "best").to(job.world.device), None
+        if (fitted := job.task.fit_familiarity(model, job.data.train, job.data.val)) is not None:
+            familiarity, scores = fitted
+            fields["calibration"] = replace(fields["calibration"], familiarities=lower_quantiles(scores))
+        record = {"data": job.data.name, "split": "val", "images": results.metrics()["count"]}
+        store_calibration(folder / "best", fields, familiarity, record)
     job.world.wait()
     return results if images is job.data.val else None
 
@@ -124,12 +125,13 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
     for name in ("seed", "val_fraction", "data_root"):
         if (value := getattr(config, name)) != getattr(TrainConfig, name):
             flags += f" --{name.replace('_', '-')} {value}"
-    ignored = config.segmenting.ignore
+    lists = {"ignore": config.segmenting.ignore, "target": config.targets.target}
+    chosen = "".join(f" --{name} {shlex.join(words)}" for name, words in lists.items() if words)
     values = {
         "best": shlex.quote(str(folder / "best")),
         "folder": shlex.quote(str(folder)),
         "image": image,
-        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else "") + " --flip" * config.flip_test,
+        "data": flags + chosen + " --flip" * config.flip_test,
         "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
     }
     return [command.format(**values) for command in task.next_steps]

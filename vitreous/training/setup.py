@@ -42,7 +42,7 @@ from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks.all_tasks import TASKS
 from vitreous.tasks.base import Results, Task, open_init
 from vitreous.tasks.config import TrainConfig
-from vitreous.training.cached_head import CachedHead, can_cache
+from vitreous.training.cached_head import can_cache, with_cached_features
 from vitreous.training.checkpoint import State
 from vitreous.training.compiling import (
     EVALUATED_IMAGES,
@@ -150,8 +150,8 @@ def set_up(
     copy_to_memory(model)  # weights must not stay mapped to the --init file; checkpoints need contiguous tensors
     backbone = model.backbone
     freeze(model, config)
-    cached = config.train_only == "head" and can_cache(config, task_class, model)
-    task = (CachedHead if cached else task_class)(config, model)
+    cached = can_cache(config, task_class, model)
+    task = (with_cached_features(task_class) if cached else task_class)(config, model)
     if custom and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
     module = task.module().train()

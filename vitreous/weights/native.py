@@ -27,7 +27,6 @@ from vitreous.common.checks import as_size, path_suggestion, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model import PRESETS, AnyConfig, Model, ModelConfig
-from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.weights.card import model_card
@@ -94,13 +93,14 @@ def _config_json(config: ModelConfig, provenance: Mapping[str, Any]) -> bytes:
 
 
 def store_calibration(
-    path: str | os.PathLike[str], calibration: Calibration, familiarity: Familiarity, record: Mapping[str, Any]
+    path: str | os.PathLike[str], fields: Mapping[str, Any], familiarity: Familiarity | None, record: Mapping[str, Any]
 ) -> None:
-    """Add a calibration to a checkpoint. `record` describes its data; the weights are not touched."""
+    """Replace config fields that were fitted to data, which `record` describes. The weights are not touched."""
     opened = NativeCheckpoint(path)
-    with atomic_file(opened.folder / FAMILIARITY) as aside:
-        write_tensors(familiarity.tensors(), aside)
-    config = opened.stored.override({"calibration": calibration})
+    if familiarity is not None:
+        with atomic_file(opened.folder / FAMILIARITY) as aside:
+            write_tensors(familiarity.tensors(), aside)
+    config = opened.stored.override(fields)
     with atomic_file(opened.folder / CONFIG) as aside:
         aside.write_bytes(_config_json(config, {**opened.provenance, CALIBRATION: _to_json(record)}))
 

@@ -254,12 +254,16 @@ def noise(seeds: Int[Tensor, "n"], shape: tuple[int, int, int]) -> UInt8[Tensor,
 
 
 def mix(
-    images: Float[Tensor, "b c h w"], targets: Float[Tensor, "b classes"], rng: SampleRng, config: Augmentation
+    images: Float[Tensor, "b c h w"],
+    targets: Float[Tensor, "b classes"],
+    rng: SampleRng,
+    config: Augmentation,
+    readable: Bool[Tensor, "b"] | None = None,
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b classes"]]:
     """Apply mixup to half of the pairs and CutMix to the other half, or one of them to all if only one is enabled.
 
-    An all-zero target marks an unreadable image. It is not mixed, and neither are its neighbour and the last image of
-    an odd batch.
+    By default, an all-zero target marks an unreadable image. It is not mixed, and neither are its neighbour and the
+    last image of an odd batch.
     """
     if not config.mixup and not config.cutmix:
         return images, targets
@@ -279,7 +283,7 @@ def mix(
 
     here = torch.arange(b, device=images.device)
     partner = (here ^ 1).clamp(max=b - 1)
-    readable = targets.sum(1) > 0
+    readable = targets.sum(1) > 0 if readable is None else readable
     mixed = readable & readable[partner] & (partner != here)
     weight = torch.where(mixed[:, None, None], weight, 1)[:, None].to(images.dtype)
     lam = torch.where(mixed, lam, 1)[:, None].to(targets.dtype)
