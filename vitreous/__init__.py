@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics
     from vitreous.evaluation.evaluate_model import Metrics as Metrics
     from vitreous.evaluation.evaluate_model import MultiLabelMetrics as MultiLabelMetrics
+    from vitreous.evaluation.evaluate_model import RegressionMetrics as RegressionMetrics
     from vitreous.evaluation.evaluate_model import SegmentationMetrics as SegmentationMetrics
     from vitreous.evaluation.evaluate_model import evaluate as evaluate
     from vitreous.evaluation.probe import ProbeMetrics as ProbeMetrics
@@ -87,6 +88,7 @@ _HOMES = {
     "Prediction": "vitreous.inference.engine",
     "Predictor": "vitreous.inference.predictor",
     "ProbeMetrics": "vitreous.evaluation.probe",
+    "RegressionMetrics": "vitreous.evaluation.evaluate_model",
     "RegressPredictor": "vitreous.inference.predictor",
     "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",

@@ -14,13 +14,16 @@ from native_models import load_state
 from target_runs import CLASSES, targeting, write_table
 from train_runs import finish, finish_in_two, skip_report
 from vitreous.common.checks import BadValue
-from vitreous.model.options import MultiLabel
-from vitreous.training import Augment, Optim, setup
+from vitreous.data.open import open_data
+from vitreous.data.sources.targets import NumberTargets
+from vitreous.model.options import MultiLabel, Numbers
+from vitreous.training import Augment, Optim, TableTargets, setup
 from vitreous.training.run import train
 from vitreous.weights.load import load
 
 pytestmark = pytest.mark.slow
-TASKS = pytest.mark.parametrize("task", ["multilabel"])
+TASKS = pytest.mark.parametrize("task", ["multilabel", "regress"])
+NUMBERS = TableTargets(target=("green", "red"))
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +61,36 @@ def test_a_multilabel_run_learns_and_its_metrics_equal_eval(table: Path, tmp_pat
     assert [row["threshold"] for row in metrics.to_dict()["per_class"]] == pytest.approx(output.thresholds)
 
 
+def test_a_regression_run_learns_and_its_metrics_equal_eval(table: Path, tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"augment": Augment(crop="none"), "dropout": None, "targets": NUMBERS}
+    config = targeting("regress", table, tmp_path / "run", steps=200, evaluate_every=25, optim=Optim(lr=1e-2), **plain)
+    run = train(config)
+    assert run.metrics["r2"] > 0.8
+    assert run.metrics["mae"] < 20  # the values are from 1000 to 1100
+    assert run.model.config.labels == ("green", "red")
+    data = open_data(str(table), targets=NumberTargets(("green", "red"))).train.targets
+    assert data is not None
+    output = run.model.config.output
+    assert isinstance(output, Numbers)
+    assert output.mean == pytest.approx(data.mean(0))
+    assert output.std == pytest.approx(data.std(0))
+    for name in ("curves.png", "samples.png", "predictions.png", "residuals.png", "mistakes.png", "report.html"):
+        assert (tmp_path / "run" / name).exists(), name
+    assert "Regression of green, red" in (tmp_path / "run" / "report.html").read_text()
+    metrics = vitreous.evaluate(tmp_path / "run" / "best", data=table, device="cpu")
+    assert isinstance(metrics, vitreous.RegressionMetrics)
+    for name in ("mae", "rmse", "r2", "loss", "count"):
+        assert metrics.to_dict()[name] == pytest.approx(run.metrics[name]), name
+    assert [row["name"] for row in metrics.to_dict()["per_target"]] == ["green", "red"]
+    with pytest.raises(BadValue, match="2 columns"):
+        vitreous.evaluate(run.model, data=table, device="cpu", target=("red",))
+
+
 @TASKS
 def test_resume_after_kill_is_bit_identical(task: str, table: Path, tmp_path: Path) -> None:
-    mixed: dict[str, Any] = {"augment": Augment(crop="padded", flip=0.5, mixup=0.2)} if task == "multilabel" else {}
+    mixed: dict[str, Any] = {"targets": NUMBERS}
+    if task == "multilabel":
+        mixed = {"augment": Augment(crop="padded", flip=0.5, mixup=0.2)}
     whole, broken = (targeting(task, table, tmp_path / name, **mixed) for name in ("whole", "broken"))
     assert finish(whole) == 0
     assert finish(broken, die_after=6) == -signal.SIGKILL
@@ -72,7 +102,11 @@ def test_resume_after_kill_is_bit_identical(task: str, table: Path, tmp_path: Pa
 
 @TASKS
 def test_two_processes_train_like_one(task: str, table: Path, tmp_path: Path) -> None:
-    plain: dict[str, Any] = {"dropout": None, "steps": 4, "augment": Augment(crop="padded", flip=0.5)}
+    plain: dict[str, Any] = {"targets": NUMBERS if task == "regress" else TableTargets()} | {
+        "dropout": None,
+        "steps": 4,
+        "augment": Augment(crop="padded", flip=0.5),
+    }
     finish_in_two(targeting(task, table, tmp_path / "two", **plain))
     assert finish(targeting(task, table, tmp_path / "one", **plain)) == 0
     one, two = (load_state(tmp_path / name / "best") for name in ("one", "two"))
@@ -94,6 +128,7 @@ def test_fine_tuning_of_a_classifier(
     start = vitreous.create("ViT-Lite-6/4", num_classes=7, image_size=12, overrides={"depth": 1, "width": 32, "mlp_width": 32, "patch_size": 4})  # fmt: skip  # noqa: E501
     vitreous.save(start, tmp_path / "start")
     plain: dict[str, Any] = {"model": None, "overrides": {}, "image_size": (), "dropout": None}
+    plain |= {"targets": NUMBERS} if task == "regress" else {}
     config = targeting(task, table, tmp_path / "run", init=tmp_path / "start", train_only=trained, **plain)
     if trained == "head":  # features are computed once
         config = dataclasses.replace(config, augment=Augment(crop="none", flip=0.5, policy="none"))
@@ -114,6 +149,7 @@ def test_cached_features_give_the_same_head(
     vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=0, image_size=12, overrides=small), tmp_path / "start")
     plain: dict[str, Any] = {"model": None, "overrides": {}, "image_size": (), "dropout": None, "train_only": "head"}
     plain |= {"init": tmp_path / "start", "augment": Augment(crop="none", flip=0.5, policy="none")}
+    plain |= {"targets": NUMBERS} if task == "regress" else {}
     once = train(targeting(task, table, tmp_path / "once", **plain))
     monkeypatch.setattr(setup, "can_cache", lambda *_: False)
     often = train(targeting(task, table, tmp_path / "often", **plain))
@@ -123,8 +159,10 @@ def test_cached_features_give_the_same_head(
 
 
 @pytest.mark.usefixtures("unreported")
-def test_a_multilabel_checkpoint_can_start_other_runs(table: Path, tmp_path: Path) -> None:
-    first = train(targeting("multilabel", table, tmp_path / "first")).model
+@TASKS
+def test_a_checkpoint_can_start_other_runs(task: str, table: Path, tmp_path: Path) -> None:
+    targets: dict[str, Any] = {"targets": NUMBERS} if task == "regress" else {}
+    first = train(targeting(task, table, tmp_path / "first", **targets)).model
     again: dict[str, Any] = {
         "model": None,
         "overrides": {},
@@ -132,13 +170,39 @@ def test_a_multilabel_checkpoint_can_start_other_runs(table: Path, tmp_path: Pat
         "init": tmp_path / "first/best",
         "steps": 1,
     }
-    frozen = {**again, "optim": Optim(lr=1e-12)}
-    second = train(targeting("multilabel", table, tmp_path / "second", **frozen)).model
+    frozen = {**again, **targets, "optim": Optim(lr=1e-12)}
+    second = train(targeting(task, table, tmp_path / "second", **frozen)).model
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(one, other)  # the head is kept
     digits = targeting("classify", table, tmp_path / "third", **again)
     third = train(dataclasses.replace(digits, data="digits", dropout=None)).model
     assert third.config.task == "classify"
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_regression_checkpoint_keeps_its_scale(table: Path, tmp_path: Path) -> None:
+    first = train(targeting("regress", table, tmp_path / "first", targets=NUMBERS)).model.config.output
+    other = write_table(tmp_path / "other")
+    other.write_text(other.read_text().replace(",1000.0,", ",900.0,"))
+    again: dict[str, Any] = {
+        "model": None,
+        "overrides": {},
+        "image_size": (),
+        "init": tmp_path / "first/best",
+        "steps": 1,
+    }
+    assert train(targeting("regress", other, tmp_path / "same", targets=NUMBERS, **again)).model.config.output == first
+    one = TableTargets(target=("green",))
+    assert train(targeting("regress", other, tmp_path / "new", targets=one, **again)).model.config.output != first
+
+
+def test_a_constant_target_is_rejected(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "set")
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([f"{lines[0]},same", *(f"{line},7" for line in lines[1:])]))
+    with pytest.raises(ValueError, match="'same' has the same value"):
+        train(targeting("regress", table, tmp_path / "run", targets=TableTargets(target=("same",))))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("unreported")

@@ -73,7 +73,8 @@ def evaluate(
         shots: Images per class for --probe fewshot; the first value gives the reported result. By default 5, 10
             and 25, except those that exceed the smallest class.
         ignore: Classes whose pixels are excluded from segmentation metrics.
-        target: Columns of the table with the labels of a multi-label classifier, as in `train --target`.
+        target: Columns of the table with the labels of a multi-label classifier, as in `train --target`, or with the
+            numbers of a regression model, if they have other names than in training.
         json: Print JSON instead of tables.
         out: Also write the metrics as JSON to this file.
     """

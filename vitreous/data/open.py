@@ -132,8 +132,10 @@ def find_targets(spec: str, root: Path | None, targets: TargetKind) -> FoundData
     if path.is_dir() and ".parquet" in _suffixes(path, depth=2):
         return open_parquet(path.name, _parquet_files(path), None, targets)
     kinds = f"a {', '.join(SUFFIXES)} file, a folder of Parquet files, or hf:owner/name"
-    missing = "" if path.exists() else f" not found{_suggest(path)}"
-    raise ValueError(f"data set {spec!r}{missing or ' is not a table'}; expected {kinds}")
+    known = path.exists() or spec.partition(":")[0] in NAMES
+    raise ValueError(
+        f"data set {spec!r} {'is not a table' if known else f'not found{_suggest(path)}'}; expected {kinds}"
+    )
 
 
 def _suggest(path: Path, names: Sequence[str] = ()) -> str:

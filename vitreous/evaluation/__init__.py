@@ -12,6 +12,7 @@ from vitreous.evaluation.evaluate_model import (
     ClassificationMetrics,
     Metrics,
     MultiLabelMetrics,
+    RegressionMetrics,
     SegmentationMetrics,
     evaluate,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "Metrics",
     "MultiLabelMetrics",
     "ProbeMetrics",
+    "RegressionMetrics",
     "SegmentationMetrics",
     "calibrate",
     "evaluate",

@@ -15,6 +15,7 @@ from vitreous.common.progress import Report, silent
 from vitreous.evaluation.evaluate_model import ClassificationMetrics, about, choose_split
 from vitreous.inference import Precision, Predictor, open_model
 from vitreous.inference.calibration import lower_quantiles
+from vitreous.inference.predictor import predictor_class
 from vitreous.model.calibration import Calibration
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import EVALUATION_BATCH
@@ -68,6 +69,8 @@ def calibrate(
     """
     check_choice("split", split, ("val", "test"))
     model, started = open_model(model, image_size), time.perf_counter()
+    if (kind := predictor_class(model.config)) is not Predictor:
+        raise ValueError(f"only classifiers can be calibrated, but the model is {kind.takes}")
     predictor = Predictor(model, device, batch_size, precision, flip=flip, workers=workers)
     root = None if data_root is None else Path(data_root)
     opened = ClassificationMetrics.open_data(

@@ -14,14 +14,21 @@ from vitreous.common.checks import BadValue, fail
 from vitreous.common.progress import Report, silent
 from vitreous.common.text import plural
 from vitreous.data import DataSet, Source, open_data, open_masked
-from vitreous.data.sources.targets import LabelTargets
+from vitreous.data.sources.targets import LabelTargets, NumberTargets
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
 from vitreous.inference import Embedder, FeatureKind, Precision, open_encoder, open_model, predictor_for
 from vitreous.inference.predictor import predictor_class
 from vitreous.model.base_config import Task
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.top_labels import class_names
-from vitreous.tasks import Evaluation, MultiLabelEvaluation, SegmentEvaluation, classify_source, segment_source
+from vitreous.tasks import (
+    Evaluation,
+    MultiLabelEvaluation,
+    NumberEvaluation,
+    SegmentEvaluation,
+    classify_source,
+    segment_source,
+)
 from vitreous.tasks.base import EVALUATION_BATCH
 from vitreous.tasks.classification_metrics import calibration_images
 from vitreous.tasks.target_metrics import TargetEvaluation
@@ -215,8 +222,47 @@ class MultiLabelMetrics(_ModelMetrics):
         return {"per_class": [vars(row) for row in self.evaluation.per_class()]}
 
 
-AnyMetrics = ClassificationMetrics | MultiLabelMetrics | SegmentationMetrics
-METRICS: tuple[type[AnyMetrics], ...] = (ClassificationMetrics, MultiLabelMetrics, SegmentationMetrics)
+@dataclass(frozen=True)
+class RegressionMetrics(_ModelMetrics):
+    """Metrics of a regression model, averaged over its targets."""
+
+    task = "regress"
+    evaluation: NumberEvaluation
+    mae: float  # mean absolute error
+    rmse: float  # root mean squared error
+    r2: float
+    loss: float
+
+    @classmethod
+    def open_data(
+        cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
+    ) -> DataSet:
+        reject(config, ignore=ignore)
+        if target and len(target) != config.num_classes:
+            fail("target", " ".join(target), f"{config.num_classes} columns, for {', '.join(class_names(config))}")
+        return open_data(spec, **where, targets=NumberTargets(tuple(target) or class_names(config)))
+
+    @classmethod
+    def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> NumberEvaluation:
+        return NumberEvaluation.of_source(predictor, source, progress=progress)
+
+    def lines(self) -> Iterator[Table | str]:
+        table = Table("target", "MAE", "RMSE", "R²", "mean", "std", box=None)
+        for row in self.evaluation.per_target():
+            table.add_row(row.name, *(f"{number:.4g}" for number in (row.mae, row.rmse, row.r2, row.mean, row.std)))
+        yield table
+
+    def tables(self) -> dict[str, Any]:
+        return {"per_target": [vars(row) for row in self.evaluation.per_target()]}
+
+
+AnyMetrics = ClassificationMetrics | MultiLabelMetrics | RegressionMetrics | SegmentationMetrics
+METRICS: tuple[type[AnyMetrics], ...] = (
+    ClassificationMetrics,
+    MultiLabelMetrics,
+    RegressionMetrics,
+    SegmentationMetrics,
+)
 Metrics = AnyMetrics | ProbeMetrics
 
 
@@ -251,8 +297,8 @@ def evaluate(
     target: Sequence[str] = (),
     progress: Report = silent,
 ) -> Metrics:
-    """Evaluate a classifier (accuracy, calibration), a multi-label classifier (mean average precision), a segmenter
-    (mean IoU), or frozen features with a probe.
+    """Evaluate a classifier (accuracy, calibration), a multi-label classifier (mean average precision), a
+    regression model (mean absolute error), a segmenter (mean IoU), or frozen features with a probe.
 
     model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
     data: Data set, as for `vitreous.train`.
@@ -271,7 +317,8 @@ def evaluate(
     shots: Numbers of images per class for few-shot probes; the first is reported. By default 5, 10 and 25, except
         those that exceed the smallest class.
     ignore: Classes to exclude from the metrics of a segmenter.
-    target: Columns of the table with the labels of a multi-label classifier, as in `vitreous.train`.
+    target: Columns of the table with the labels of a multi-label classifier, as in `vitreous.train`, or with the
+        numbers of a regression model, if they have other names than in training.
     progress: Callback that receives the current stage and the numbers of finished and of all items.
 
     >>> import vitreous

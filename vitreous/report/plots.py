@@ -235,12 +235,12 @@ def readable(text: str, instead: str = "", longest: int = 22) -> str:
 
 
 MOST_NUMBERS, MOST_NAMES, MOST_CLASSES = 30, 60, 2000  # maximum number of classes for counts, for names, and for a plot
-# Curve titles, and the metrics among them that select the best evaluation: 1 if larger is better, otherwise -1.
+# Curve titles, and the metrics among them that select the best evaluation; all but R² are shown as percentages.
 TITLES = {
     "loss": "loss", "top1": "top-1", "miou": "mean IoU", "map": "mAP", "mae": "mean absolute error",
-    "lr": "learning rate",
+    "r2": "R²", "lr": "learning rate",
 }  # fmt: skip
-BEST = {"top1": 1, "miou": 1, "map": 1, "mae": -1}
+BEST = ("top1", "miou", "map", "r2")
 FEW = 10  # calibration bins with fewer images are drawn hollow
 
 # ---- Curves ----------------------------------------------------------------------------------------------------------
@@ -272,8 +272,10 @@ def _panel(
     _line(axes, training, GREY if key != "lr" else INK, "training")
     _line(axes, validation, ACCENT, "validation")
     places, values = [*training, *validation], [*training.values(), *validation.values()]
-    if BEST.get(key) == 1:
+    if key in BEST and key != "r2":
         percent(axes, "y")
+    elif key == "r2":
+        axes.set_ylim(max(min(values), -1.0) - 0.05, 1.02)  # an untrained model can be arbitrarily bad
     else:
         axes.set_ylim(min(0.0, *values), 1.05 * max(values) or 1.0)
     if key == "lr":
@@ -290,9 +292,9 @@ def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     def loss(row: Mapping[str, Any]) -> float:
         return row["val_loss"] if is_number(row.get("val_loss")) else math.inf
 
-    for metric, sign in BEST.items():
-        if rows := [row for row in history if is_number(row.get(f"val_{metric}"))]:
-            return max(reversed(rows), key=lambda row: (sign * row[f"val_{metric}"], -loss(row)))
+    for key in (f"val_{metric}" for metric in BEST):
+        if rows := [row for row in history if is_number(row.get(key))]:
+            return max(reversed(rows), key=lambda row: (row[key], -loss(row)))
     return min((row for row in reversed(history) if is_number(row.get("val_loss"))), key=loss, default=None)
 
 
@@ -342,6 +344,35 @@ def precision_recall(path: Path, recall: Float[np.ndarray, "n"], precision: Floa
         axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
         percent(axes, "x")
         percent(axes, "y")
+
+
+Values = Mapping[str, Float[np.ndarray, "n"]]  # by target
+
+
+def predictions(path: Path, truth: Values, predicted: Values) -> None:
+    """Plot predicted against true values, one panel per target."""
+    with drawing(path, 3.7 * len(truth), 3.6) as figure:
+        for index, name in enumerate(truth):
+            axes = figure.add_subplot(1, len(truth), index + 1)
+            plain(axes, title=readable(name, f"target {index}"), x="true", y="predicted")
+            ends = [min(truth[name].min(), predicted[name].min()), max(truth[name].max(), predicted[name].max())]
+            axes.plot(ends, ends, color=PALE, zorder=0)
+            _dots(axes, truth[name], predicted[name])
+
+
+def residuals(path: Path, truth: Values, predicted: Values) -> None:
+    """Plot predicted minus true values against true values, one panel per target."""
+    with drawing(path, 3.7 * len(truth), 3.0) as figure:
+        for index, name in enumerate(truth):
+            axes = figure.add_subplot(1, len(truth), index + 1)
+            plain(axes, title=readable(name, f"target {index}"), x="true", y="predicted - true")
+            axes.axhline(0, color=PALE, zorder=0)
+            _dots(axes, truth[name], predicted[name] - truth[name])
+
+
+def _dots(axes: "Axes", x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> None:
+    few = len(x) <= 1000
+    axes.plot(x, y, "o", color=ACCENT, alpha=0.5 if few else 0.2, markersize=4 if few else 2, markeredgewidth=0)
 
 
 def confusion(path: Path, counts: Int[np.ndarray, "n n"], names: Sequence[str]) -> None:

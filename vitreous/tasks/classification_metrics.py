@@ -360,7 +360,7 @@ def source_scores(
     """
     batches = rank_batches(len(source), predictor.batch_size, rank, ranks)
     results = predictor.stream_logits(SourceImage(source, index) for batch in batches for index in batch)
-    results = tracked(results, "classifying images", sum(map(len, batches)), progress)
+    results = tracked(results, "evaluating images", sum(map(len, batches)), progress)
     for batch in batches:
         readable, scores, problems = torch.ones(len(batch), dtype=torch.bool), [], []
         for row, result in enumerate(itertools.islice(results, len(batch))):

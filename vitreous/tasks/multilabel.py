@@ -3,23 +3,20 @@
 b: batch; k: classes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.common.checks import fail
-from vitreous.data import DataSet, Source, open_data
+from vitreous.data import DataSet
 from vitreous.data.loader import Batch
 from vitreous.data.sources.targets import LabelTargets, TargetKind
-from vitreous.inference.predictor import predictor_for
-from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import MultiLabel, OutputConfig
-from vitreous.model.protocol import Model, ModelConfig
+from vitreous.model.protocol import ModelConfig
 from vitreous.report import plots
 from vitreous.report.html import (
     Html,
@@ -30,65 +27,18 @@ from vitreous.report.html import (
     inner,
     name,
     percent,
-    photos,
     plot,
     samples_section,
     table,
     tag,
 )
-from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, Finished, Results
-from vitreous.tasks.classify import MISTAKES, SHOWN_CLASSES, Classify
+from vitreous.tasks.base import SAMPLES, Finished, Results
+from vitreous.tasks.classify import MISTAKES, SHOWN_CLASSES
 from vitreous.tasks.config import TableTargets, TrainConfig
 from vitreous.tasks.multilabel_metrics import LabelMetrics, MultiLabelEvaluation
-from vitreous.tasks.target_metrics import TargetEvaluation
-from vitreous.weights import Checkpoint
+from vitreous.tasks.target_task import TargetTask
 
 POSITIVE, NEGATIVE, MARGIN = 0.0, 4.0, 0.05  # focusing parameters and margin of the asymmetric loss, as in its paper
-
-
-class TargetTask(Classify):
-    """Base class of tasks with several targets per image. Augmentation and fine-tuning are those of classification."""
-
-    calibrates, train_metric = False, None
-    losses: ClassVar[tuple[str, ...]]  # values of --loss; the first is the default
-    evaluation: ClassVar[type[TargetEvaluation]]
-
-    @classmethod
-    def check(cls, config: TrainConfig) -> None:
-        super().check(config)
-        if config.targets.loss not in (None, *cls.losses):
-            fail("loss", config.targets.loss, f"{' or '.join(cls.losses)} with --task {config.task}")
-
-    @classmethod
-    def target_kind(cls, config: TrainConfig) -> TargetKind:
-        """Return what to read from the table."""
-        raise NotImplementedError
-
-    @classmethod
-    def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
-        where: dict[str, Any] = {"root": config.data_root, "val_fraction": config.val_fraction, "seed": config.seed}
-        return open_data(str(config.data), **where, targets=cls.target_kind(config))
-
-    @property
-    def loss_name(self) -> str:
-        return self.config.targets.loss or self.losses[0]
-
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
-        return self.evaluation.of_batches(module, batches, self.model.config, precision, self.config.flip_test)
-
-    def results_of(self, batch: Batch, scores: Float[Tensor, "b k"]) -> Results:
-        return self.evaluation.of_batch(batch, scores, self.model.config)
-
-    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
-        options: dict[str, Any] = {"batch_size": EVALUATION_BATCH, "flip": self.config.flip_test}
-        predictor: Any = predictor_for(model, next(model.parameters()).device, **options, workers=self.config.workers)
-        return self.evaluation.of_source(predictor, source, rank, ranks)
-
-    def calibration_images(self, val: Source) -> Source:
-        return val
-
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor] | None:
-        return None
 
 
 class MultiLabelTask(TargetTask):
@@ -144,24 +94,14 @@ class MultiLabelTask(TargetTask):
         worst = evaluation.worst(MISTAKES)
         if not worst:
             return []
-        images = list(self.images(run.source, [row.index for row in worst]))
         parts = [{"missed": row.missed, "wrong": row.wrong} for row in worst]
-        lines = [[f"{key}: {', '.join(labels)}" for key, labels in part.items() if labels] for part in parts]
-        if run.draw:
-            short = ["\n".join(plots.readable(line, "", 24) for line in note) for note in lines]
-            plots.grid(run.folder / "mistakes.png", images, short, columns=6, width=1.75)
+        notes = [[f"{key}: {', '.join(labels)}" for key, labels in part.items() if labels] for part in parts]
         wrong = int((evaluation.readable & (evaluation.predicted() != evaluation.targets).any(1)).sum())
         text = (
             f"{wrong:,} of {int(evaluation.readable.sum()):,} images have at least one missed or wrong label. These "
             "have the highest loss. Often a label is missing in the data."
         )
-        names, notes = [run.source.name(row.index) for row in worst], ["; ".join(note) for note in lines]
-        captions = [
-            inner(tag("b", name(note)), tag("small", name(file), title=file))
-            for note, file in zip(notes, names, strict=True)
-        ]
-        alts = [f"{file}: {note}" for file, note in zip(names, notes, strict=True)]
-        return [tag("p", text), photos(images, alts, captions)]
+        return self.worst_images(run, [row.index for row in worst], notes, text)
 
 
 def _curve(run: Finished, evaluation: MultiLabelEvaluation) -> list[Html]:

@@ -118,7 +118,8 @@ class _Choices:
         if not self.task.labelled:
             return few and f"{few}consider starting from a checkpoint (--init)"
         task = "" if self.config.task == TrainConfig.task else f"--task {self.config.task} "
-        command = f"vitreous train {task}--data {shlex.quote(str(self.config.data))} --init auto"
+        target = f" --target {shlex.join(self.config.targets.target)}" if self.config.targets.target else ""
+        command = f"vitreous train {task}--data {shlex.quote(str(self.config.data))}{target} --init auto"
         return few and f"{few}consider pretrained weights: `{command}`"
 
     def pick(self, *choices: Choice) -> None:
