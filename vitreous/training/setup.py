@@ -150,7 +150,7 @@ def set_up(
     copy_to_memory(model)  # weights must not stay mapped to the --init file; checkpoints need contiguous tensors
     backbone = model.backbone
     freeze(model, config)
-    cached = can_cache(config, task_class, model)
+    cached = config.train_only == "head" and can_cache(config, task_class, model)
     task = (with_cached_features(task_class) if cached else task_class)(config, model)
     if custom and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
