@@ -135,7 +135,7 @@ def test_the_default_augmentation_can_be_cached_and_explicit_flags_keep_the_usua
 
 
 def test_features_are_computed_when_they_are_needed(start: Path, tmp_path: Path) -> None:
-    from vitreous.common.world import World
+    from vitreous.common.distributed import World
     from vitreous.training.setup import set_up
 
     data = open_data("digits")

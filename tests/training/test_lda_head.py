@@ -47,7 +47,7 @@ def lda(out: Path, init: Path, **fields: Any) -> vitreous.Run:
 @pytest.fixture(scope="module")
 def run(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> vitreous.Run:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitreous.training.run_report.can_draw", lambda: False)  # plots take longer than the run
+        patch.setattr("vitreous.training.run_results.can_draw", lambda: False)  # plots take longer than the run
         return lda(tmp_path_factory.mktemp("lda") / "run", encoder)
 
 

@@ -9,7 +9,7 @@ import torch
 import vitreous
 from automatic_choices import chosen, sample_images
 from vitreous.common.checks import BadValue
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.model.cost import cost
 from vitreous.training import TrainConfig, defaults
 from vitreous.training.defaults import open_pretrained

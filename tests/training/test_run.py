@@ -17,12 +17,12 @@ import vitreous
 from native_models import load_state
 from train_runs import skip_report, tiny
 from vitreous.common.checks import BadValue
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.model.options import GlobalAverage
 from vitreous.report import plots
-from vitreous.training import Augment, Distillation, Optim, TrainConfig, run_report
+from vitreous.training import Augment, Distillation, Optim, TrainConfig, run_results
 from vitreous.training.checkpoint import read_progress
-from vitreous.training.optim import rate_fraction
+from vitreous.training.optimizer_step import rate_fraction
 from vitreous.training.run import Interrupted, train
 from vitreous.training.run_folder import read_config, resumed_config
 from vitreous.training.setup import Job
@@ -419,8 +419,8 @@ def test_report_has_the_first_command_every_resume_and_the_mean_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports: list[Any] = []
-    monkeypatch.setattr(run_report, "write_report", lambda folder, report: reports.append(report) or folder)
-    monkeypatch.setattr(run_report, "can_draw", lambda: False)
+    monkeypatch.setattr(run_results, "write_report", lambda folder, report: reports.append(report) or folder)
+    monkeypatch.setattr(run_results, "can_draw", lambda: False)
     config = steady(tmp_path / "run", steps=22)
     train(config, command="the first")
     run = train(dataclasses.replace(config, resume=True), command="the second\nline")

@@ -20,7 +20,7 @@ from PIL import Image
 
 from train_runs import SERVER, skip_report, tiny
 from vitreous.common import atomic_files as files
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.training import TrainConfig, checkpoint, run_folder

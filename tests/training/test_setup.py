@@ -13,7 +13,7 @@ from torch import nn
 
 from train_runs import tiny
 from vitreous.common.checks import BadValue
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.loader import StreamLoader
 from vitreous.data.open import open_data
 from vitreous.data.resident import ResidentLoader

@@ -14,7 +14,7 @@ from vitreous.common.checks import check_choice
 from vitreous.common.progress import Report, silent
 from vitreous.evaluation.evaluate_model import ClassificationMetrics, about, choose_split
 from vitreous.inference import Precision, Predictor, open_model
-from vitreous.inference.calibration import lower_quantiles
+from vitreous.inference.fit_calibration import lower_quantiles
 from vitreous.model.calibration import Calibration
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import EVALUATION_BATCH

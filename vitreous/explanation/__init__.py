@@ -1,6 +1,6 @@
 """Explanations of a model's predictions: patch importance maps, faithfulness tests, and figures of the weights.
 
-`attention_and_logit_lens` captures one forward pass; `importance_maps` computes rollout, relevance and occlusion, and
+`attention_and_logit_lens` captures one forward pass; `rollout_relevance_occlusion` computes importance maps from it and
 tests how faithful they are; `pca_and_similarity` compares patches, positions and filters. `draw` overlays maps on the
 image, `explain_report` writes figures and report.html, and `explain.explain` is `vitreous.explain`.
 This file does not import torch, which keeps `vitreous --help` fast.

@@ -14,9 +14,9 @@ from PIL import Image
 from vitreous.explanation import MAPS, MapName, draw
 from vitreous.explanation.attention_and_logit_lens import distances
 from vitreous.explanation.draw import Canvas
-from vitreous.explanation.importance_maps import Faithfulness
 from vitreous.explanation.pca_and_similarity import FilterComponents, filter_images
 from vitreous.explanation.result import Explanation
+from vitreous.explanation.rollout_relevance_occlusion import Faithfulness
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool
 from vitreous.report.html import Html, bar, code, definitions, details, inner, items, name, plot, table, tag

@@ -21,7 +21,6 @@ from vitreous.explanation.attention_and_logit_lens import (
     layer_indices,
     token_index,
 )
-from vitreous.explanation.importance_maps import BATCH, Faithfulness, faithfulness, importance_map, random_faithfulness
 from vitreous.explanation.pca_and_similarity import (
     FilterComponents,
     PositionSimilarity,
@@ -30,6 +29,13 @@ from vitreous.explanation.pca_and_similarity import (
     pca_colours,
     position_similarity,
     token_similarity,
+)
+from vitreous.explanation.rollout_relevance_occlusion import (
+    BATCH,
+    Faithfulness,
+    faithfulness,
+    importance_map,
+    random_faithfulness,
 )
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.model.config import ViTConfig

@@ -6,6 +6,7 @@ other images in its batch.
 b: batch; c: channels; h, w: height and width; d: feature width; k: classes.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from vitreous.common.text import clean
 from vitreous.common.threads import cores
 from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
-from vitreous.inference.calibration import familiarity_ranks, label_sets
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
     Columns,
@@ -36,7 +36,7 @@ from vitreous.inference.engine import (
 )
 from vitreous.inference.mask_images import background_of
 from vitreous.model.base_config import ModelConfig, Task
-from vitreous.model.calibration import check_coverage
+from vitreous.model.calibration import FRACTIONS, Calibration, check_coverage
 from vitreous.model.centre_crop import covering
 from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import ClassToken
@@ -240,6 +240,22 @@ def interpret(predictor: Engine, scores: Float[Tensor, "b n"], top: int, coverag
     if config.calibration is not None and coverage is not None:
         sets = label_sets(config.calibration, probabilities, labels, coverage)
     return [Answer(*one) for one in zip(best, familiar, sets, strict=True)]
+
+
+def familiarity_ranks(calibration: Calibration, scores: Float[Tensor, "b"]) -> list[float]:
+    """Return, for each image, the fraction of the validation images that are at most as familiar."""
+    missing = len(FRACTIONS) - len(calibration.familiarities)
+    fractions = (0.0, *FRACTIONS)
+    return [fractions[bisect.bisect_right(calibration.familiarities, score) + missing] for score in scores.tolist()]
+
+
+def label_sets(
+    calibration: Calibration, probabilities: Float[Tensor, "b k"], labels: Sequence[str], coverage: float
+) -> list[tuple[Label, ...]]:
+    """Return the label set of each image, most probable label first."""
+    sizes = (probabilities >= calibration.probability_threshold(coverage)).sum(dim=1).tolist()
+    ranked = top_labels(probabilities, labels, max([*sizes, 1]))
+    return [row[:size] for row, size in zip(ranked, sizes, strict=True)]
 
 
 def _finite_rows(rows: Float[Tensor, "b n"]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Calibration of a classifier: numbers from its validation images, stored in its config. This module is torch-free.
 
-`vitreous.inference.calibration` fits them. A config without them gives plain softmax probabilities.
+`vitreous.inference.fit_calibration` fits them. A config without them gives plain softmax probabilities.
 """
 
 from dataclasses import dataclass

@@ -14,8 +14,8 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue, Size, as_size, fail
+from vitreous.common.distributed import World
 from vitreous.common.rng import SampleRng
-from vitreous.common.world import World
 from vitreous.data import Augmentation, Batch, DataSet, Source, open_data
 from vitreous.data.augment.batch import augment
 from vitreous.data.loader import BatchSlice, TrainLoader
@@ -109,7 +109,7 @@ class Task(ABC):
     lora: ClassVar[bool] = False  # True if LoRA is the default for fine-tuning on few images
     fine_tuning: ClassVar[FineTuning] = FineTuning()
     options: ClassVar[frozenset[str]] = TASK_OPTIONS  # the TASK_OPTIONS that this task uses
-    next_steps: ClassVar[tuple[str, ...]] = (  # format strings of suggested commands (see training/run_report.py)
+    next_steps: ClassVar[tuple[str, ...]] = (  # format strings of suggested commands (see training/run_results.py)
         "vitreous eval {best} --data {labelled} --probe knn",
         "vitreous train --data {labelled} --init {best}",
         "vitreous info {best}",

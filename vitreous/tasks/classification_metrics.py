@@ -21,7 +21,6 @@ from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source, pick
-from vitreous.inference.calibration import calibrate_scores, cross_fitted
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
     SourceImage,
@@ -30,6 +29,7 @@ from vitreous.inference.engine import (
     mixed_precision,
     model_input,
 )
+from vitreous.inference.fit_calibration import calibrate_scores, cross_fitted
 from vitreous.inference.predictor import Predictor
 from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from vitreous.common.distributed import World
 from vitreous.common.rng import SampleRng
-from vitreous.common.world import World
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, BatchSlice, Reader, Request, schedule
 from vitreous.data.sources.base import DataSet, Source

@@ -27,11 +27,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from vitreous.common.atomic_files import atomic_folder, foreign_files
 from vitreous.common.codec import from_dict
+from vitreous.common.distributed import World
 from vitreous.common.text import plural
 from vitreous.common.untrusted_files import read_json_object
-from vitreous.common.world import World
 from vitreous.model.protocol import Model
-from vitreous.training.optim import Ema, Optimizers, unsharded
+from vitreous.training.optimizer_step import Ema, Optimizers, unsharded
 from vitreous.weights.native import CARD, FILES, write_files
 
 CHECKSUMS, PROGRESS = "checksums.json", "progress.json"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from vitreous.common.distributed import World
 from vitreous.common.text import roughly, single_spaced
-from vitreous.common.world import World
 from vitreous.tasks.base import Choice
 from vitreous.tasks.config import TrainConfig
 

@@ -16,9 +16,9 @@ import torch
 
 from vitreous.common.checks import BadValue
 from vitreous.common.device import free_memory
+from vitreous.common.distributed import World
 from vitreous.common.text import plural
 from vitreous.common.threads import cores
-from vitreous.common.world import World
 from vitreous.data.image import UnreadableImage, size_of
 from vitreous.data.image.decoding import brightest_value, range_for
 from vitreous.data.loader import Reader, is_array

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.loader import Batch, Request
 from vitreous.data.sources.base import Source, pick
 from vitreous.evaluation.features import extract_rows

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vitreous.common.checks import BadValue, fail
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.sources.base import Source
 from vitreous.evaluation.discriminant import Classifier, Statistics
 from vitreous.evaluation.features import FeatureSet

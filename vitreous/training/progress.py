@@ -22,9 +22,9 @@ from rich.text import Text
 from torch import Tensor
 
 from vitreous.common.atomic_files import atomic_file
+from vitreous.common.distributed import World
 from vitreous.common.text import SafeConsole, duration, roughly
 from vitreous.common.untrusted_files import parse_json
-from vitreous.common.world import World
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.report.html import label, value

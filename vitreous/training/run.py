@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from vitreous.common.distributed import World, world
 from vitreous.common.text import SafeConsole
-from vitreous.common.world import World, world
 from vitreous.data.sources.base import DataSet
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import Task, check_preset, open_init
@@ -27,7 +27,7 @@ from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
 from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, Saver, read_progress
 from vitreous.training.defaults import choose, open_pretrained
-from vitreous.training.optim import rate_fraction
+from vitreous.training.optimizer_step import rate_fraction
 from vitreous.training.progress import (
     Monitor,
     PhaseTimer,
@@ -38,7 +38,7 @@ from vitreous.training.progress import (
     read_rows,
 )
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
-from vitreous.training.run_report import summarise
+from vitreous.training.run_results import summarise
 from vitreous.training.setup import Job, set_up, task_class_of
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import load_folder

@@ -31,9 +31,9 @@ import numpy as np
 from vitreous.common.atomic_files import atomic_file, recover
 from vitreous.common.checks import fail
 from vitreous.common.codec import from_dict, parse_fields, to_dict
+from vitreous.common.distributed import World
 from vitreous.common.text import listed, plural
 from vitreous.common.untrusted_files import parse_json, read_json_object
-from vitreous.common.world import World
 from vitreous.data.sources.base import DataSet, Subset, pick, split_name
 from vitreous.tasks.config import TrainConfig, flatten, typed_overrides, with_fields
 from vitreous.training.checkpoint import STEP

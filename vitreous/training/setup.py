@@ -14,8 +14,8 @@ import torch
 
 from vitreous.common.checks import BadValue, fail
 from vitreous.common.device import choose_dtype, free_memory
+from vitreous.common.distributed import World
 from vitreous.common.threads import cores
-from vitreous.common.world import World
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader, StreamLoader, TrainLoader
 from vitreous.data.resident import (
@@ -44,9 +44,9 @@ from vitreous.training.compiling import (
     compiled_evaluation,
     repeat,
 )
-from vitreous.training.distributed import parallelise
+from vitreous.training.ddp_fsdp import parallelise
 from vitreous.training.lda_head import LdaHead
-from vitreous.training.optim import Ema, Stepper, add_lora, build_optimizers
+from vitreous.training.optimizer_step import Ema, Stepper, add_lora, build_optimizers
 from vitreous.training.progress import PhaseTimer, ProgressDisplay, check_tensorboard, counted
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import Checkpoint

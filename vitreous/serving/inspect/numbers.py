@@ -18,7 +18,8 @@ from torch import Tensor
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
 from vitreous.explanation.attention_and_logit_lens import CHUNK, CapturedForward, attention_distance, distances
-from vitreous.explanation.importance_maps import (
+from vitreous.explanation.pca_and_similarity import cosines, pca_colours
+from vitreous.explanation.rollout_relevance_occlusion import (
     Fusion,
     as_pixels,
     faithfulness,
@@ -27,10 +28,8 @@ from vitreous.explanation.importance_maps import (
     random_faithfulness,
     rollout_map,
 )
-from vitreous.explanation.pca_and_similarity import cosines, pca_colours
-from vitreous.inference.calibration import familiarity_ranks
 from vitreous.inference.mask_images import hex_colours
-from vitreous.inference.predictor import LONGEST
+from vitreous.inference.predictor import LONGEST, familiarity_ranks
 from vitreous.model.block import Block
 from vitreous.model.calibration import UNKNOWN
 from vitreous.model.patch import cut

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from vitreous.explanation import MapName
-from vitreous.explanation.importance_maps import Fusion
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
+from vitreous.explanation.rollout_relevance_occlusion import Fusion
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import MODEL_ERRORS, Id, Layer, Model, Target, binary_response, json_response
 from vitreous.serving.batch_queue import Priority

@@ -13,7 +13,7 @@ from vitreous.common.atomic_files import atomic_file
 from vitreous.common.codec import to_dict
 from vitreous.common.text import duration, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
-from vitreous.inference.calibration import lower_quantiles
+from vitreous.inference.fit_calibration import lower_quantiles
 from vitreous.report.html import RunReport, write_report
 from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task

@@ -13,14 +13,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import parametrize
 from torch.optim.sgd import sgd
 
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.loader import Batch
 from vitreous.inference.engine import mixed_precision
 from vitreous.model.block import Block
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import Task
 from vitreous.tasks.config import Optim
-from vitreous.training.distributed import synchronise
+from vitreous.training.ddp_fsdp import synchronise
 from vitreous.training.progress import StepResult
 
 # ---- Optimizers ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Calibration of class probabilities on validation images: temperature, unknown images, label sets.
+"""Fits a calibration to validation images: temperature, threshold of unknown images, thresholds of label sets.
 
 Temperature scaling divides all logits by one number, so that predictions with a probability of 80% are correct 80% of
 the time (Guo et al. 2017). It never changes the order of the classes.
@@ -14,9 +14,7 @@ al. 2019). A set is empty if no class reaches the threshold.
 n: images; k: classes.
 """
 
-import bisect
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,7 +22,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitreous.model.calibration import FRACTIONS, Calibration
-from vitreous.model.top_labels import Label, top_labels
 
 RANGE = 1e-3, 1e3  # of the temperature
 STEPS = 100  # maximum number of Newton or bisection steps; about ten are needed
@@ -95,22 +92,3 @@ def lower_quantiles(values: Float[Tensor, "n"]) -> tuple[float, ...]:
     ordered = np.sort(values.cpu().numpy())
     ranks = [math.floor(fraction * (len(ordered) + 1) + 1e-9) for fraction in FRACTIONS]
     return tuple(float(f"{ordered[rank - 1]:.6g}") for rank in ranks if rank)
-
-
-# ---- Applying a calibration ------------------------------------------------------------------------------------------
-
-
-def familiarity_ranks(calibration: Calibration, scores: Float[Tensor, "b"]) -> list[float]:
-    """Return, for each image, the fraction of the validation images that are at most as familiar."""
-    missing = len(FRACTIONS) - len(calibration.familiarities)
-    fractions = (0.0, *FRACTIONS)
-    return [fractions[bisect.bisect_right(calibration.familiarities, score) + missing] for score in scores.tolist()]
-
-
-def label_sets(
-    calibration: Calibration, probabilities: Float[Tensor, "b k"], labels: Sequence[str], coverage: float
-) -> list[tuple[Label, ...]]:
-    """Return the label set of each image, most probable label first."""
-    sizes = (probabilities >= calibration.probability_threshold(coverage)).sum(dim=1).tolist()
-    ranked = top_labels(probabilities, labels, max([*sizes, 1]))
-    return [row[:size] for row, size in zip(ranked, sizes, strict=True)]

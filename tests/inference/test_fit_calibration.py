@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vitreous.inference.calibration import (
-    calibrate_scores,
-    cross_fitted,
-    familiarity_ranks,
-    fit_temperature,
-    label_sets,
-    lower_quantiles,
-)
+from vitreous.inference.fit_calibration import calibrate_scores, cross_fitted, fit_temperature, lower_quantiles
+from vitreous.inference.predictor import familiarity_ranks, label_sets
 from vitreous.model.calibration import FRACTIONS, UNKNOWN, Calibration
 
 
