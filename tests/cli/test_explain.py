@@ -11,8 +11,8 @@ from PIL import Image
 from command_line import CommandLine
 from single_patch_models import of_kind, planted
 from vitreous.explanation import METHODS
-from vitreous.explanation import explain as module
-from vitreous.explanation.explain import check_output
+from vitreous.explanation import explain_image as module
+from vitreous.explanation.explain_image import check_output
 from vitreous.model.build import build, build_vit
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.weights.load import save

@@ -49,7 +49,7 @@ def explain(
         batch_size: Images per batch for occlusion and faithfulness.
         device: auto, cpu, cuda or mps.
     """
-    from vitreous.explanation.explain import explain as explain_image
+    from vitreous.explanation.explain_image import explain as explain_image
 
     command = shlex.join(["vitreous", *sys.argv[1:]])
     with SafeConsole(stderr=True).status("explaining ...") as status:  # only on a terminal

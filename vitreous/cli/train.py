@@ -37,6 +37,7 @@ class Flags(TrainConfig):
     """Other fields of the model config, as field=JSON, e.g. --set registers=4 'position={"kind": "Rotary2d"}'."""
     optim: Annotated[Optim, arg(name="optimizer")] = field(default_factory=Optim)
     augment: Annotated[Augment, arg(name="augmentation")] = field(default_factory=Augment)
+    cache_features: Suppress[bool | None] = None
     compile: Suppress[bool | Literal["blocks"] | None] = None  # set by the next two flags
     compile_always: Annotated[bool, arg(name="compile")] = False
     """Compile the whole model with torch.compile, which takes a minute. By default, only the transformer blocks are

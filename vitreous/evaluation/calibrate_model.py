@@ -14,7 +14,6 @@ from vitreous.common.checks import check_choice
 from vitreous.common.progress import Report, silent
 from vitreous.evaluation.evaluate_model import ClassificationMetrics, about, choose_split
 from vitreous.inference import Precision, Predictor, open_model
-from vitreous.inference.fit_calibration import lower_quantiles
 from vitreous.model.calibration import Calibration
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import EVALUATION_BATCH
@@ -68,6 +67,8 @@ def calibrate(
     """
     check_choice("split", split, ("val", "test"))
     model, started = open_model(model, image_size), time.perf_counter()
+    if not model.config.can_be_calibrated or not model.config.num_classes:
+        raise ValueError(f"only a classifier can be calibrated, got {model.config.summary}")
     predictor = Predictor(model, device, batch_size, precision, flip=flip, workers=workers)
     root = None if data_root is None else Path(data_root)
     opened = ClassificationMetrics.open_data(
@@ -76,8 +77,8 @@ def calibrate(
     images = calibration_images(choose_split(opened, split)[1], len(opened.classes))
     results = classify_source(predictor, images, opened.classes, keep_logits=True, progress=progress)
     calibration, evaluation = results.calibrate()
-    familiarity, scores = fit_familiarity(predictor, opened.train, images, progress)
-    calibration = replace(calibration, familiarities=lower_quantiles(scores))
+    familiarity, quantiles = fit_familiarity(predictor, opened.train, images, progress)
+    calibration = replace(calibration, familiarities=quantiles)
     metrics, calibrated = evaluation.metrics(), copy.copy(model)
     calibrated.config, calibrated.familiarity = model.config.override({"calibration": calibration}), familiarity
     record = {"data": opened.name, "split": split, "images": calibration.images}

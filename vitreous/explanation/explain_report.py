@@ -11,9 +11,10 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from vitreous.explanation import MAPS, MapName, draw
+from vitreous.explanation import draw
 from vitreous.explanation.attention_and_logit_lens import distances
 from vitreous.explanation.draw import Canvas
+from vitreous.explanation.methods import MAPS, MapName
 from vitreous.explanation.pca_and_similarity import FilterComponents, filter_images
 from vitreous.explanation.result import Explanation
 from vitreous.explanation.rollout_relevance_occlusion import Faithfulness

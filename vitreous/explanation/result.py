@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.common.checks import BadValue, Size, check_choice, check_whole, fail, suggestion
-from vitreous.explanation import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
 from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
     attention_distance,
     layer_indices,
     token_index,
 )
+from vitreous.explanation.methods import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
 from vitreous.explanation.pca_and_similarity import (
     FilterComponents,
     PositionSimilarity,
@@ -132,6 +132,8 @@ def available_methods(
             missing[method] = "the model has no classification head"
         if method in requested and method in missing:
             raise BadValue(f"method {method!r} is not available: {missing[method]}")
+    if "faithfulness" in requested and not set(MAPS) & set(requested):
+        fail("methods", "faithfulness", f"combined with a map to test, such as {MAPS[0]!r}")
     chosen = [method for method in METHODS if method not in missing and (not requested or method in requested)]
     return chosen, {} if requested else missing
 

@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.common.checks import Size, check_choice, check_fraction, check_real, check_whole
-from vitreous.explanation import MapName
 from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
     Pooling,
@@ -23,6 +22,7 @@ from vitreous.explanation.attention_and_logit_lens import (
     pooling_weights,
     split_tokens,
 )
+from vitreous.explanation.methods import MapName
 from vitreous.inference.engine import evaluation_mode
 from vitreous.model.pooling import ClassTokenPooling
 from vitreous.model.top_labels import class_probabilities

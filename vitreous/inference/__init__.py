@@ -3,8 +3,7 @@
 `engine` runs a model on images (also for evaluation, probes and serving); `predictor` implements classification,
 features and segmentation on top of it, and `predictor_for` chooses by the task of the model. `predict_images`
 implements `vitreous.predict` and `vitreous.embed`, and expands folders and globs; `prediction_files` writes results;
-`calibration` fits and applies temperatures, label sets and the threshold for unknown images;
-`mask_images` draws masks; `device` chooses the device and checks its memory.
+`fit_calibration` fits the temperature and the thresholds of label sets and unknown images; `mask_images` draws masks.
 """
 
 from vitreous.inference.engine import Embedding, Engine, Precision, Prediction

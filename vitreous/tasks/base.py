@@ -82,6 +82,14 @@ class Finished:
         return f"evaluated on the {self.split} split{chosen}"
 
 
+class Solution(NamedTuple):
+    """Result of `Task.solve`."""
+
+    row: dict[str, Any]  # for metrics.jsonl: train_loss, train_images_per_second, ...
+    metrics: dict[str, Any]  # for the provenance of the checkpoint
+    problems: list[str]  # unreadable images, each with the reason
+
+
 @dataclass(frozen=True)
 class FineTuning:
     """Defaults for fine-tuning a checkpoint. See docs/measured.md for the comparisons."""
@@ -196,13 +204,13 @@ class Task(ABC):
         """Return the module to train, which contains the model."""
         return self.model
 
-    def own_loader(
+    def train_loader(
         self, data: DataSet, world: World, batch_slice: BatchSlice, precision: torch.dtype
     ) -> TrainLoader | None:
         """Return a loader to use instead of that of the training images, or None."""
         return None
 
-    def own_evaluation(self, source: Source) -> list[Batch] | None:
+    def evaluation_batches(self, source: Source) -> list[Batch] | None:
         """Return this process's batches of a split to evaluate instead of its images, or None."""
         return None
 
@@ -219,8 +227,8 @@ class Task(ABC):
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
         """Evaluate the module on batches of a validation or test split."""
 
-    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> dict[str, Any]:
-        """Compute the weights in closed form, and return training metrics. `log` prints a line."""
+    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> Solution:
+        """Compute the weights in closed form. `log` prints a line."""
         raise NotImplementedError
 
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
@@ -238,9 +246,14 @@ class Task(ABC):
         """
         raise NotImplementedError
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
-        """Return the familiarity of images to the best checkpoint, and the scores of validation images."""
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]]:
+        """Return the familiarity of images to the best checkpoint, and its quantiles for validation images."""
         raise NotImplementedError
+
+    @classmethod
+    def eval_flags(cls, config: TrainConfig) -> list[str]:
+        """Return the flags with which `vitreous eval` repeats the evaluation of a run."""
+        return []
 
     # ---- Report ------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from vitreous.inference.engine import (
     mixed_precision,
     model_input,
 )
-from vitreous.inference.fit_calibration import calibrate_scores, cross_fitted
+from vitreous.inference.fit_calibration import calibrate_scores, cross_fitted, lower_quantiles
 from vitreous.inference.predictor import Predictor
 from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
@@ -203,7 +203,8 @@ class Evaluation:
         """
         self._check_not_empty()
         edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-        known = self.calibrated if calibrated and self.calibrated is not None else self.confidence
+        known = self.calibrated if calibrated else self.confidence
+        assert known is not None, "the model is not calibrated"
         confidence = known[self.readable].double()
         right = (self.predicted == self.labels)[self.readable].double()
         place = torch.bucketize(confidence, edges[1:-1])
@@ -292,8 +293,8 @@ def calibration_images(source: Source, num_classes: int) -> Source:
 
 def fit_familiarity(
     predictor: Predictor, train: Source, val: Source, progress: Report = silent
-) -> tuple[Familiarity, Float[Tensor, "n"]]:
-    """Fit the familiarity to features of training images. Also return the scores of validation images."""
+) -> tuple[Familiarity, tuple[float, ...]]:
+    """Fit the familiarity to features of training images. Also return the quantiles for validation images."""
     parts, most = [], max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
     for source in (train, val):
         sample = pick(source, np.arange(0, len(source), -(-len(source) // most)))
@@ -304,7 +305,7 @@ def fit_familiarity(
         parts.append((torch.stack(list(vectors.values())), torch.from_numpy(sample.labels[list(vectors)])))
     (features, labels), (val_features, _) = parts
     familiarity = Familiarity.fit(features, labels)
-    return familiarity, familiarity.scores(val_features)
+    return familiarity, lower_quantiles(familiarity.scores(val_features))
 
 
 def rank_batches(count: int, batch_size: int, rank: int, ranks: int) -> list[range]:

@@ -132,7 +132,7 @@ class Classify(Task):
     def calibrate(self, results: Evaluation) -> tuple[Calibration, Evaluation] | None:
         return None if results.logits is None else results.calibrate()
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]]:
         return fit_familiarity(self._predictor(model), train, val)
 
     def _predictor(self, model: Model) -> Predictor:
@@ -156,6 +156,10 @@ class Classify(Task):
         student, target = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, teacher))
         # The square makes the gradient scale independent of the temperature (Hinton et al.).
         return F.kl_div(student, target, reduction="none", log_target=True).sum(1) * temperature**2
+
+    @classmethod
+    def eval_flags(cls, config: TrainConfig) -> list[str]:
+        return ["--flip"] if config.flip_test else []
 
     def report(self, run: Finished) -> TaskReport:
         assert isinstance(run.results, Evaluation)

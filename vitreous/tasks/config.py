@@ -239,6 +239,8 @@ class TrainConfig:
     head by linear discriminant analysis, in one pass over the images. `vitreous extend` can then add classes."""
     lora_rank: int = 8
     """Rank of the LoRA matrices (with --train-only lora)."""
+    cache_features: bool | None = None
+    """With train_only="head": compute the features of each image once. By default if images are only flipped."""
     smoothing: float = 0.0
     """Label smoothing."""
     stochastic_depth: float | None = None
@@ -325,6 +327,8 @@ class TrainConfig:
                 check_fraction(name, getattr(self, name))
         if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
             raise BadValue(f"lora_rank is {self.lora_rank}, but it has no effect without --train-only lora")
+        if self.train_only != "head" and self.cache_features:
+            raise BadValue('cache_features is True, but it has no effect without train_only="head"')
         if not self.data and not self.resume:
             raise BadValue("data is required: a folder, a file or a data set name (see `vitreous train --help`)")
         if self.epochs is not None:

@@ -169,6 +169,10 @@ class Segment(Task):
         predictor = SegmentPredictor(model, device, batch_size=EVALUATION_BATCH)
         return segment_source(predictor, source, model.config.labels, rank, ranks)
 
+    @classmethod
+    def eval_flags(cls, config: TrainConfig) -> list[str]:
+        return ["--ignore", *config.segmenting.ignore] if config.segmenting.ignore else []
+
     def report(self, run: Finished) -> TaskReport:
         assert isinstance(run.results, SegmentEvaluation)
         metrics, classes, evaluation = run.results.metrics(), run.data.mask_classes, run.results

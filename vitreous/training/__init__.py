@@ -7,6 +7,23 @@ and writes the report. lda_head.py and cached_head.py train only the head, on fe
 once; extend.py implements `vitreous.extend`. The run config and all task-specific code are in `vitreous.tasks`.
 """
 
+from typing import TYPE_CHECKING
+
+from vitreous.common.lazy_names import lazy_names
 from vitreous.tasks.config import Augment, Distillation, Masking, Optim, Segmenting, TrainConfig
 
-__all__ = ["Augment", "Distillation", "Masking", "Optim", "Segmenting", "TrainConfig"]
+if TYPE_CHECKING:
+    from vitreous.training.extend import Extension as Extension
+    from vitreous.training.run import Interrupted as Interrupted
+    from vitreous.training.run import Run as Run
+    from vitreous.training.run import train as train
+
+_HOMES = {
+    "Extension": "vitreous.training.extend",
+    "Interrupted": "vitreous.training.run",
+    "Run": "vitreous.training.run",
+    "train": "vitreous.training.run",
+}
+__all__ = ["Augment", "Distillation", "Masking", "Optim", "Segmenting", "TrainConfig", *_HOMES]
+if not TYPE_CHECKING:  # mypy would accept any name
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

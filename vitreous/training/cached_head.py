@@ -20,7 +20,7 @@ from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.features import slices
 from vitreous.inference.engine import evaluation_mode, mixed_precision
 from vitreous.model.options import Dropout
-from vitreous.model.protocol import Model
+from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks.base import SAMPLES, Task
 from vitreous.tasks.classification_metrics import Evaluation
 from vitreous.tasks.classify import Classify, smooth_targets
@@ -30,13 +30,13 @@ from vitreous.training.frozen_features import FrozenFeatures, frozen_features
 ROWS = 8192  # images per batch of an evaluation
 
 
-def can_cache(config: TrainConfig, task: type[Task], model: Model) -> bool:
+def can_cache(config: TrainConfig, task: type[Task], encoder: ModelConfig) -> bool:
     """True if the head can be trained on features that are computed once."""
     if config.train_only != "head" or config.parallel != "ddp" or config.precision == "fp16" or task is not Classify:
         return False
-    if config.distillation.teacher is not None or len(model.heads) != 1:
+    if config.distillation.teacher is not None or encoder.distillation_token or config.flip_test:
         return False
-    images, encoder = config.augment.on(Augmentation()), model.config
+    images = config.augment.on(Augmentation())
     mixed = images.colour_jitter or images.erasing or images.mixup or images.cutmix
     rates = [getattr(encoder, name, 0.0) for name in ("stochastic_depth", "patch_dropout")]
     rates += vars(getattr(encoder, "dropout", Dropout())).values()
@@ -64,13 +64,13 @@ class CachedHead(Classify):
     def module(self) -> nn.Module:
         return FeatureHead(self.model)
 
-    def own_loader(
+    def train_loader(
         self, data: DataSet, world: World, batch_slice: BatchSlice, precision: torch.dtype
     ) -> "FeatureLoader":
         self.loader = FeatureLoader(self.model, self.config, data, world, batch_slice, precision)
         return self.loader
 
-    def own_evaluation(self, source: Source) -> list[Batch]:
+    def evaluation_batches(self, source: Source) -> list[Batch]:
         return self.loader.evaluation(source)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:

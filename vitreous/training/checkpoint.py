@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -42,16 +43,21 @@ SAVE_INTERVAL = 50  # minimum time between large checkpoints, as a multiple of t
 INSTEAD = "resume from an earlier checkpoint by renaming its step-* folder to last, or start a new run"
 
 
+ADDED = {"best_loss", "loss_scale", "loss_scale_age"}  # fields of Progress that early versions did not store
+
+
 @dataclass
 class Progress:
     """Progress of a run at a checkpoint."""
 
     step: int = 0
     best: float = -1e300  # larger is better; losses are negated
-    best_loss: float = 1e300  # breaks ties; missing in runs of early versions
+    best_loss: float = 1e300  # breaks ties
     best_step: int = 0
     since_best: int = 0  # evaluations since the best one
     seconds: float = 0.0
+    loss_scale: float = 0.0  # of fp16; 0 if unused
+    loss_scale_age: int = 0  # steps since the scale changed
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class State:
     module: nn.Module  # the module that the task trains, which contains the model
     optimizers: Optimizers
     ema: Ema | None
+    scaler: torch.amp.GradScaler
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name. Loading a checkpoint into them restores the run."""
@@ -98,6 +105,9 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 def save(folder: Path, state: State, progress: Progress, world: World, provenance: Mapping[str, Any]) -> None:
     """Write a checkpoint. All processes must call this."""
+    if state.scaler.is_enabled():
+        scaling = state.scaler.state_dict()
+        progress.loss_scale, progress.loss_scale_age = scaling["scale"], scaling["_growth_tracker"]
     model, weights = state.export()
     with atomic_folder(folder, ours=CONTENTS) if world.first else nullcontext(None) as mine:
         aside = world.gather(mine)[0]
@@ -196,6 +206,9 @@ def load(folder: Path, state: State, world: World) -> Progress:
             f"{folder} cannot be resumed: it has {plural(len(left), 'unexpected tensor')}, such as {left[-1]}. "
             "Restore the original config.json of the run"
         )
+    if state.scaler.is_enabled() and progress.loss_scale:
+        scaling = {"scale": progress.loss_scale, "_growth_tracker": progress.loss_scale_age}
+        state.scaler.load_state_dict(state.scaler.state_dict() | scaling)
     return progress
 
 
@@ -206,7 +219,7 @@ def read_progress(folder: Path) -> Progress:
     try:
         progress = from_dict(Progress, document, "progress")
         numbers = asdict(progress)
-        if missing := sorted({field.name for field in fields(Progress)} - {"best_loss"} - document.keys()):
+        if missing := sorted({field.name for field in fields(Progress)} - ADDED - document.keys()):
             raise ValueError(f"progress is missing {', '.join(missing)}")
         if wrong := [name for name, value in numbers.items() if not math.isfinite(value)]:
             raise ValueError(f"progress.{wrong[0]} must be finite, got {numbers[wrong[0]]}")

@@ -26,10 +26,10 @@ from vitreous.data.resident import kept_bytes
 from vitreous.data.sources.base import DataSet, Source, StoredImage
 from vitreous.model.presets import configure
 from vitreous.model.protocol import ModelConfig
-from vitreous.tasks.all_tasks import TASKS
 from vitreous.tasks.base import SMALL, Choice, FineTuning, Task, checkpoint_config, open_init
 from vitreous.tasks.config import Augment, TrainConfig, with_fields
-from vitreous.training.setup import KEPT_FRACTION, train_reader
+from vitreous.training.cached_head import can_cache
+from vitreous.training.setup import KEPT_FRACTION, task_class_of, train_reader
 from vitreous.weights.catalog import BY_PRESET
 from vitreous.weights.hub import HubUnavailable
 from vitreous.weights.load import Checkpoint, open_checkpoint
@@ -68,7 +68,9 @@ def choose(
     init: Checkpoint | None = None,
 ) -> Chosen:
     """Choose all values that are missing in a config. `init` is the --init checkpoint if it is already open."""
-    return _Choices(config, data, device, processes, task or TASKS[config.task], init or open_init(config)).complete()
+    return _Choices(
+        config, data, device, processes, task or task_class_of(config), init or open_init(config)
+    ).complete()
 
 
 class _Choices:
@@ -95,6 +97,8 @@ class _Choices:
         if not isinstance(config.batch_size, int):
             self.pick(self.batch_size())
         self.augmentation()
+        if self.config.train_only == "head" and config.cache_features is None:
+            self.pick(self.cache_features())
         self.length()
         self.optimizer()
         if config.optim.lr is None:
@@ -188,6 +192,12 @@ class _Choices:
             self.pick(Choice("flip", 0.0, UNMIRRORED[self.data.name]))
         whole = Augment(**dataclasses.asdict(self.config.augment.on(base)))
         self.config = dataclasses.replace(self.config, augment=whole)
+
+    def cache_features(self) -> Choice:
+        planned = self.task.planned_config(self.config, self.data, self.init)
+        if can_cache(self.config, self.task, planned.backbone):
+            return Choice("cache_features", True, "the encoder is frozen and images are only flipped")
+        return Choice("cache_features", False, "the features of an image differ between epochs")
 
     def length(self) -> None:
         """Choose the number of epochs and the evaluation interval."""

@@ -7,7 +7,6 @@ solution in closed form (evaluation/discriminant.py). Its statistics are stored 
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from vitreous.data.sources.base import Source
 from vitreous.evaluation.discriminant import Classifier, Statistics
 from vitreous.evaluation.features import FeatureSet
 from vitreous.model.protocol import Model
+from vitreous.tasks.base import Solution
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import TrainConfig, flatten, with_fields
 from vitreous.training.frozen_features import frozen_features
@@ -60,7 +60,7 @@ class LdaHead(Classify):
     def complete(cls, config: TrainConfig) -> TrainConfig:
         return with_fields(config, UNUSED)
 
-    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> dict[str, Any]:
+    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> Solution:
         """Compute the head. The training loss and accuracy are those of leave-one-out predictions."""
         started = time.monotonic()
         found = frozen_features(self.model, source, self.config, world, precision, log)
@@ -75,7 +75,7 @@ class LdaHead(Classify):
             f"linear discriminant analysis: shrinkage {classifier.shrinkage:g}, factor {classifier.factor:.3g}; "
             f"leave-one-out top-1 {classifier.top1:.4f}, loss {classifier.loss:.4f}"
         )
-        return {
+        row = {
             "train_loss": classifier.loss,
             "train_top1": classifier.top1,
             "train_images_per_second": len(source) / seconds,
@@ -84,6 +84,7 @@ class LdaHead(Classify):
             "shrinkage": classifier.shrinkage,
             "factor": classifier.factor,
         }
+        return Solution(row, {"leave_one_out_top1": classifier.top1}, found.problems)
 
     def steps_taken(self, steps: int, epochs: int) -> str:
         return "none; the head was computed by linear discriminant analysis"

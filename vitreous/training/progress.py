@@ -86,6 +86,7 @@ def phase_summary(seconds: Mapping[str, float]) -> str:
 # ---- Metrics ---------------------------------------------------------------------------------------------------------
 
 NONFINITE_STEPS = 3  # a run fails after this many consecutive steps with a non-finite gradient
+NONFINITE_FP16_STEPS = 20  # the same in fp16, where each such step halves the loss scale, which starts high
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,12 @@ class StepResult:
 class Monitor:
     """Accumulates metrics between reports, without waiting for the device at every step."""
 
-    def __init__(self, world: World, source: Source, train_metric: str | None = "top1"):
+    def __init__(self, world: World, source: Source, train_metric: str | None = "top1", limit: int = NONFINITE_STEPS):
         self.world, self.source, self.train_metric = world, source, train_metric
         self.unreadable: dict[str, None] = {}  # an ordered set
         self._reported: set[str] = set()  # unreadable images in earlier rows
         self.skipped = 0
-        self._nonfinite: deque[Tensor] = deque(maxlen=NONFINITE_STEPS)  # image indices of each non-finite step
+        self._nonfinite: deque[Tensor] = deque(maxlen=limit)  # image indices of each non-finite step
         self._pending: tuple[_AsyncNumber, Batch] | None = None
         self.reset()
 
@@ -131,10 +132,10 @@ class Monitor:
             return
         self.skipped += 1
         self._nonfinite.append(batch.indices)
-        if len(self._nonfinite) == NONFINITE_STEPS:
+        if len(self._nonfinite) == self._nonfinite.maxlen:
             names = [self.source.name(int(i)) for i in torch.cat(list(self._nonfinite))[:6]]
             raise ValueError(
-                f"the gradient was not finite in {NONFINITE_STEPS} consecutive steps; lower --lr, "
+                f"the gradient was not finite in {len(self._nonfinite)} consecutive steps; lower --lr, "
                 f"use --precision fp32, or check the images {', '.join(names)}, ..."
             )
 

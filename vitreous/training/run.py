@@ -26,9 +26,11 @@ from vitreous.tasks.base import Task, check_preset, open_init
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
 from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, Saver, read_progress
-from vitreous.training.defaults import choose, open_pretrained
+from vitreous.training.defaults import Chosen, choose, open_pretrained
 from vitreous.training.optimizer_step import rate_fraction
 from vitreous.training.progress import (
+    NONFINITE_FP16_STEPS,
+    NONFINITE_STEPS,
     Monitor,
     PhaseTimer,
     ProgressDisplay,
@@ -111,7 +113,12 @@ def train(
         if config.init == "auto":
             config, opened, pretrained = open_pretrained(config, dataset, here)
 
-        chosen = choose(config, dataset, here.device.type, here.size, task_class, opened)
+        # The config of a run to resume is complete; fields that an earlier version did not have keep its behaviour.
+        chosen = (
+            Chosen(config, [])
+            if config.resume
+            else choose(config, dataset, here.device.type, here.size, task_class, opened)
+        )
         chosen = here.gather(chosen)[0]  # the same in all processes
         config, folder = chosen.config, run_folder.folder_of(chosen.config)
         if not config.resume:
@@ -210,7 +217,8 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
         checkpoint.keep_copy(folder, progress.step, config.keep)  # the run may have been killed before copying
         job.phases.add(_earlier_seconds(folder / METRICS, progress))
     saver = Saver(folder, state, world, config.keep, config.save_minutes)
-    monitor, clock = Monitor(world, job.data.train, job.task.train_metric), _Clock(progress.seconds)
+    limit = NONFINITE_FP16_STEPS if state.scaler.is_enabled() else NONFINITE_STEPS
+    monitor, clock = Monitor(world, job.data.train, job.task.train_metric, limit), _Clock(progress.seconds)
     batches = job.phases.waiting(job.loader.batches(progress.step, job.total_steps))
     with stop_signals() as received:
         for step, batch in enumerate(batches, progress.step):
@@ -292,14 +300,14 @@ def _out_of_patience(config: TrainConfig, progress: Progress) -> bool:
 def solve(job: Job, folder: Path, display: ProgressDisplay) -> None:
     """Compute the weights in closed form, and log and save them like those of a single step."""
     clock = _Clock(0.0)
-    row: dict[str, Any] = {"step": job.total_steps, "epoch": 1}
-    row |= job.task.solve(job.data.train, job.world, job.stepper.precision, display.print)
-    _check_unreadable(job, row["unreadable"])
+    solution = job.task.solve(job.data.train, job.world, job.stepper.precision, display.print)
+    _check_unreadable(job, solution.problems)
     progress = Progress(step=job.total_steps, best_step=job.total_steps, seconds=clock.seconds())
     saver = Saver(folder, job.state, job.world, job.config.keep, job.config.save_minutes)
-    saver.keep_best(_provenance(job, folder, progress, {"leave_one_out_top1": row["train_top1"]}))
+    saver.keep_best(_provenance(job, folder, progress, solution.metrics))
     if job.world.first:
-        append_row(folder / METRICS, row | {"seconds": progress.seconds})
+        row = {"step": job.total_steps, "epoch": 1, **solution.row, "seconds": progress.seconds}
+        append_row(folder / METRICS, row)
         if job.config.tensorboard:
             log_tensorboard(folder, row)
     job.state.optimizers.create_state()  # part of a complete checkpoint

@@ -13,7 +13,6 @@ from vitreous.common.atomic_files import atomic_file
 from vitreous.common.codec import to_dict
 from vitreous.common.text import duration, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
-from vitreous.inference.fit_calibration import lower_quantiles
 from vitreous.report.html import RunReport, write_report
 from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task
@@ -106,8 +105,8 @@ def _calibrate_best(job: Job, folder: Path) -> Results | None:
     calibration, results = calibrated
     if job.world.first:
         model = load_folder(folder / "best").to(job.world.device)
-        familiarity, scores = job.task.fit_familiarity(model, job.data.train, job.data.val)
-        calibration = replace(calibration, familiarities=lower_quantiles(scores))
+        familiarity, quantiles = job.task.fit_familiarity(model, job.data.train, job.data.val)
+        calibration = replace(calibration, familiarities=quantiles)
         record = {"data": job.data.name, "split": "val", "images": calibration.images}
         store_calibration(folder / "best", calibration, familiarity, record)
     job.world.wait()
@@ -124,12 +123,11 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
     for name in ("seed", "val_fraction", "data_root"):
         if (value := getattr(config, name)) != getattr(TrainConfig, name):
             flags += f" --{name.replace('_', '-')} {value}"
-    ignored = config.segmenting.ignore
     values = {
         "best": shlex.quote(str(folder / "best")),
         "folder": shlex.quote(str(folder)),
         "image": image,
-        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else "") + " --flip" * config.flip_test,
+        "data": " ".join([flags, *map(shlex.quote, task.eval_flags(config))]),
         "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
     }
     return [command.format(**values) for command in task.next_steps]

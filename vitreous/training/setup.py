@@ -32,6 +32,7 @@ from vitreous.data.sources.base import DataSet, Source
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks.all_tasks import TASKS
 from vitreous.tasks.base import Results, Task, open_init
+from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import TrainConfig
 from vitreous.training.cached_head import CachedHead, can_cache
 from vitreous.training.checkpoint import State
@@ -83,7 +84,7 @@ class Job:
 
     def evaluator(self, source: Source) -> EvalLoader | list[Batch]:
         """Return the evaluation batches of a split, which are read only once if they fit in memory."""
-        if (batches := self.task.own_evaluation(source)) is not None:
+        if (batches := self.task.evaluation_batches(source)) is not None:
             return batches
         if id(source) not in self.evaluators:
             model, workers = self.state.model.config, self.config.workers or 0
@@ -105,9 +106,9 @@ def task_class_of(config: TrainConfig, custom: type[Task] | None = None) -> type
     task_class = custom or TASKS[config.task]
     if config.train_only != "lda":
         return task_class
-    if not issubclass(LdaHead, task_class):
+    if not issubclass(task_class, Classify):
         fail("train_only", "lda", "all, head or lora unless the task is classification")
-    return LdaHead
+    return LdaHead if task_class is Classify else type(task_class.__name__, (LdaHead, task_class), {})
 
 
 def set_up(
@@ -141,8 +142,9 @@ def set_up(
     copy_to_memory(model)  # weights must not stay mapped to the --init file; checkpoints need contiguous tensors
     backbone = model.backbone
     freeze(model, config)
-    cached = config.train_only == "head" and can_cache(config, task_class, model)
-    task = (CachedHead if cached else task_class)(config, model)
+    if config.cache_features and not can_cache(config, task_class, model.config):
+        fail("cache_features", True, "omitted: features can be cached only if images are flipped and nothing else")
+    task = (CachedHead if config.cache_features else task_class)(config, model)
     if custom and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
     module = task.module().train()
@@ -160,15 +162,16 @@ def set_up(
 
     steps_per_epoch = len(data.train) // place.batch_size
     total = config.steps or max(round((config.epochs or 1) * steps_per_epoch), 1)
-    stepper = Stepper(task, wrapped, optimizers, world, precision, config.accumulate, config.optim.clip)
+    scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
+    stepper = Stepper(task, wrapped, optimizers, world, precision, scaler, config.accumulate, config.optim.clip)
     exact = exact_from(config.decode, total / steps_per_epoch)
     reader = train_reader(data.train, config, model.config, task.masks, exact)
     with phases("data"):
-        loader = task.own_loader(data, world, place, precision)
+        loader = task.train_loader(data, world, place, precision)
         if loader is None:
             progress = counted if world.first else lambda items, *_: items
             loader = train_loader(reader, config, place, world.device, progress)
-    state = State(model, module, optimizers, ema)
+    state = State(model, module, optimizers, ema, scaler)
     job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases)
     return compile_step(job, called_once=not custom)
 

@@ -158,8 +158,9 @@ def decode_for(models: Sequence[InspectedModel], data: bytes) -> DecodedImage:
     whole = {}
     for id, config in configs.items():
         if config.output_kind.per_pixel and max(size) <= LONGEST * min(size):
-            covered = covering(size, config.image_size)
-            whole[id] = resize(decode(data, config.channels), covered, config.preprocessing.interpolation)
+            how = config.preprocessing
+            image = decode(data, config.channels, value_range=how.value_range)
+            whole[id] = resize(image, covering(size, config.image_size), how.interpolation)
     return DecodedImage(size, pixels, whole)
 
 

@@ -13,22 +13,22 @@ from PIL import Image
 
 import vitreous
 from vitreous.common.atomic_files import atomic_file
-from vitreous.common.checks import as_size, check_whole
+from vitreous.common.checks import check_whole
 from vitreous.common.device import check_bytes, choose_device, placed
 from vitreous.common.text import duration
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.data.image import UnreadableImage, fit
 from vitreous.data.sources.base import StoredImage
-from vitreous.explanation import METHODS, Method
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.draw import Canvas, canvas_of
 from vitreous.explanation.explain_report import Figure, draw_figures, write_report
+from vitreous.explanation.methods import METHODS, Method
 from vitreous.explanation.result import Explanation, available_methods, compute, request
+from vitreous.inference import open_model
 from vitreous.inference.engine import Input, check_memory, encoded, input_description, model_input, name_of
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT, require_vit
 from vitreous.report.plots import can_draw, is_written_here
-from vitreous.weights.load import load
 
 PAGE, NUMBERS = "report.html", "numbers.json"
 FIGURES = tuple(f"{name}.png" for name in ("seen", "pca_foreground", *METHODS))
@@ -36,7 +36,7 @@ KEYS = {"class", "predictions", "faithfulness", "attention_distance", "lens", "l
 
 
 def explain(
-    model: Model | str | Path,
+    model: Model | str | os.PathLike[str],
     image: str | os.PathLike[str] | bytes | np.ndarray | Image.Image | None,
     *,
     out: str | Path | None = None,
@@ -45,9 +45,9 @@ def explain(
     layers: Sequence[int] = (),
     heads: Sequence[int] = (),
     query: Sequence[int] = (),
-    image_size: int | Sequence[int] = (),
+    image_size: int | Sequence[int] | None = None,
     batch_size: int = 32,
-    device: str = "auto",
+    device: str | torch.device | None = "auto",
     command: str = "vitreous.explain(...)",
     begin: Callable[[str], None] = lambda method: None,
 ) -> Explanation:
@@ -85,7 +85,7 @@ def explain(
         check_output(folder)
     check_whole("batch_size", batch_size, 1, 2**16)
     checkpoint = type(model).__name__ if isinstance(model, Model) else str(model)
-    vit = open_model(model, image_size, device)
+    vit = open_vit(model, image_size, device)
     chosen, skipped = available_methods(vit.config, image is not None, methods)
     result = request(vit, target, layers, heads, query)
     result.skipped = dict(skipped)
@@ -130,13 +130,11 @@ def check_output(out: Path) -> None:
         )
 
 
-def open_model(model: Model | str | Path, image_size: int | Sequence[int], device: str) -> ViT:
-    """Return the given model, or load it from a checkpoint path, in float32 on the device."""
-    if not isinstance(model, Model):
-        model = load(model, image_size=image_size or None)
-    elif image_size:
-        model = model.resized(as_size(image_size))
-    opened = require_vit(model, "explain")
+def open_vit(
+    model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None, device: str | torch.device | None
+) -> ViT:
+    """Return the given model, or load it from a checkpoint, in float32 on the device."""
+    opened = require_vit(open_model(model, image_size), "explain")
     place, config = choose_device(device, torch.device("cpu")), opened.config
     check_memory(config, place)
     attention = 4 * config.num_heads * config.num_tokens**2  # bytes for one layer
