@@ -4,8 +4,8 @@ An id is a grey level of up to 16 bits or a palette index; palette colours are i
 green and blue are equal. Pillow decodes the pixels, but scales 2-bit and 4-bit grey levels to 0..255; the bit depth is
 read from the PNG header to undo this.
 
-The check reads every mask, because a single bad one can stop a run after hours or silently corrupt it. For images, only
-the headers are read. Decoding releases the GIL, so threads use all cores.
+The check reads every mask, because a single bad mask can stop a run after hours or silently corrupt it. For images,
+only the headers are read. Decoding releases the GIL, so threads use all cores.
 """
 
 import re
@@ -282,7 +282,7 @@ def mask_problems(pairs: Sequence[Pair], checks: Sequence[MaskCheck], names: Map
         problems += _unlisted_ids(pairs, checks, names)
         unused = [name for index, name in names.items() if index not in found]
         if found == {0, IGNORED} and IGNORED not in names and unused:  # 255 is probably a class
-            add = f'if it is a class, add "{IGNORED} {unused[0]}" to {FILE}'
+            add = f'if {IGNORED} is a class, add "{IGNORED} {unused[0]}" to {FILE}'
             problems.append(f"the masks contain only the ids 0 and {IGNORED}, and {IGNORED} is ignored; {add}")
     return problems
 
