@@ -58,8 +58,8 @@ def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "
 def repair_torchvision() -> None:
     """Make torchvision, which other libraries import, importable even if it was built for another torch version.
 
-    Such a torchvision fails to import because its operators are missing. ViTs do not use them, so the two that are
-    looked up at import are declared without an implementation.
+    Such a torchvision fails to import because its operators are missing. ViTs do not use them, so the two operators
+    that are looked up at import are declared without an implementation.
     """
     with warnings.catch_warnings(), suppress(ModuleNotFoundError):
         warnings.simplefilter("ignore")
@@ -72,7 +72,7 @@ def repair_torchvision() -> None:
 
 
 def timm_model(config: ViTConfig) -> nn.Module:
-    """Build the model in timm, with random weights and the exact GELU, which a bare file implies."""
+    """Build the model in timm, with random weights and the exact GELU, as a weight file without a config implies."""
     repair_torchvision()
     import timm
 
