@@ -70,7 +70,7 @@ def kept_bytes(reader: Reader) -> int:
 
 
 def decode_images(reader: Reader, threads: int, fast: bool = False) -> Iterator[DecodedImage]:
-    """Decode all images of a reader, in order, and reduce them for its random resized crops."""
+    """Decode all images of a reader in order, and downsize each to the side given by `kept_side`."""
     assert reader.crop_scale is not None
     source, side = reader.source, kept_side(reader.size, reader.crop_scale)
 

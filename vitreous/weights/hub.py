@@ -1,4 +1,4 @@
-"""Downloads models from and uploads them to the Hugging Face Hub: `hf-hub:owner/name[@revision]`.
+"""Downloads models from the Hugging Face Hub (`hf-hub:owner/name[@revision]`), and uploads models to it.
 
 huggingface_hub downloads to its cache and reads its usual settings: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
 Only the files needed for loading are downloaded, and each is verified by checksum. The cached snapshot is then loaded

@@ -1,4 +1,4 @@
-"""Built-in data sets: `digits` and `shapes`, which come with the package, and published ones such as CIFAR-10.
+"""Built-in data sets: `digits` and `shapes`, which come with the package, and published data such as CIFAR-10.
 
 Published data sets are downloaded once from their official URLs, verified against the published checksums and unpacked
 into the cache. A local copy can be the official files (packed or unpacked), `NAME.npz` or an image folder. Pickles are

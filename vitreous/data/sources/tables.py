@@ -49,7 +49,7 @@ Columns = Mapping[str, Sequence[object]]
 
 
 def open_table(path: Path, root: Path | None = None) -> FoundData:
-    """Open a table, checking that the listed files exist without opening them."""
+    """Open a table. Missing image files are reported as a problem; existing files are not opened."""
     if path.suffix.lower() == ".parquet":
         return open_parquet(path.name, {UNSPLIT: [path]}, root)
     columns = _read_csv(path) if path.suffix.lower() in (".csv", ".tsv") else _read_jsonl(path)

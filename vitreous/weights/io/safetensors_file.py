@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors (not atomically), ordered to align as many as possible to 64 bytes."""
+    """Write tensors (not atomically), sorted so that as many as possible are aligned to 64 bytes."""
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0

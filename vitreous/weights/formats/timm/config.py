@@ -338,7 +338,7 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
         "crop_mode": {"crop": "center", "pad": "border"}.get(how.fit, "squash"),
         "mean": list(how.mean) * (channels if len(how.mean) == 1 else 1),
         "std": list(how.std) * (channels if len(how.std) == 1 else 1),
-        # If first_conv is set, timm assumes filters for three channels and converts them to any other number.
+        # If first_conv is set, timm assumes filters for three channels and converts them to the model's channels.
         **({"first_conv": first_conv} if channels == 3 else {}),
         "classifier": ["head", "head_dist"] if config.distillation_token else "head",
     }
