@@ -29,7 +29,7 @@ class Filled(NamedTuple):
 
     losses: Float[Tensor, "b"]
     hidden: Bool[Tensor, "b n"]
-    patches: Float[Tensor, "b n p"]  # detached pixels in the target's scale, for display
+    patches: Float[Tensor, "b n p"]  # detached, and scaled like the target, for display
 
 
 # ---- Masked patch prediction (appendix B.1.2) ------------------------------------------------------------------------
@@ -38,9 +38,10 @@ class Filled(NamedTuple):
 class MaskedPatchPrediction(nn.Module):
     """Corrupts half of the patches and predicts them.
 
-    Of these, 80% are replaced by a learned token, 10% by another patch of the image, and 10% are unchanged. One linear
-    layer predicts the mean colour of a patch with 3 bits per channel ("colour"), the colours of its 4 x 4 cells
-    ("colours"), or all of its pixels with an L2 loss ("pixels"). The paper compared all three and chose the first.
+    Of the corrupted patches, 80% are replaced by a learned token, 10% by another patch of the image, and 10% are
+    unchanged. One linear layer predicts the mean colour of a patch with 3 bits per channel ("colour"), the colours of
+    its 4 x 4 cells ("colours"), or all of its pixels with an L2 loss ("pixels"). The paper compared all three and chose
+    the first.
     """
 
     def __init__(self, encoder: ViT, target: Target = "colour", rate: float = 0.5):
@@ -120,7 +121,7 @@ def colour_of(numbers: Int[Tensor, "m"], channels: int) -> Float[Tensor, "m c"]:
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encodes a quarter of the patches and reconstructs the others with a small decoder.
+    """Encodes a quarter of the patches and reconstructs the others with a lightweight decoder.
 
     The targets are the pixels, normalised to mean 0 and std 1 in each patch.
     """

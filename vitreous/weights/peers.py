@@ -54,7 +54,7 @@ def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "
 
 
 def timm_model(config: ViTConfig) -> nn.Module:
-    """Build the model in timm, with random weights and the exact GELU, which a bare file implies."""
+    """Build the model in timm, with random weights and the exact GELU, as a weight file without a config implies."""
     import timm
 
     about = timm_config(config)

@@ -54,7 +54,7 @@ def contact_sheet(splits: Mapping[str, Source], value_range: ValueRange | None =
 def _thumbnails(
     splits: Mapping[str, Source], label: int, count: int, value_range: ValueRange | None
 ) -> list[Image.Image]:
-    """Return up to `count` thumbnails of a class, evenly spaced in the first split and, if needed, the next ones."""
+    """Return up to `count` evenly spaced thumbnails of a class, from the first split and, if needed, the next."""
     thumbs: list[Image.Image] = []
     for source in splits.values():
         inside = np.flatnonzero(source.labels == label)

@@ -107,7 +107,7 @@ def local_path(spec: str, root: Path | None) -> Path:
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """List the subfolders, images and other files in a folder, sorted and without hidden ones."""
+    """List the subfolders, images and other files in a folder, sorted and without hidden entries."""
     folders: list[str] = []
     images: list[str] = []
     other_files: list[str] = []

@@ -3,9 +3,9 @@
 Columns are found by their common names, ignoring case; an optional `split` column gives the split of each row. Paths
 are relative to the table, or to `root`.
 
-Parquet tables may also contain the images, as on the Hugging Face Hub. They are unpacked once into a single file in the
-cache, so that reading an image takes one short read instead of decompressing a whole row group. Labels are checked
-before that.
+Parquet tables may also contain the images, as on the Hugging Face Hub. The images are unpacked once into a single file
+in the cache, so that reading an image takes one short read instead of decompressing a whole row group. Labels are
+checked before unpacking.
 """
 
 import csv
@@ -49,7 +49,7 @@ Columns = Mapping[str, Sequence[object]]
 
 
 def open_table(path: Path, root: Path | None = None) -> FoundData:
-    """Open a table, checking that the listed files exist without opening them."""
+    """Open a table. Missing image files are reported as a problem; existing files are not opened."""
     if path.suffix.lower() == ".parquet":
         return open_parquet(path.name, {UNSPLIT: [path]}, root)
     columns = _read_csv(path) if path.suffix.lower() in (".csv", ".tsv") else _read_jsonl(path)
@@ -169,7 +169,7 @@ def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | No
     rows = Rows(labels, _row_splits(paths[0], columns) if split else splits, names.get(label))
     if image not in images:
         if len(paths) > 1:
-            raise ValueError(f"{name}: column {image!r} must contain images, not paths, if there are several files")
+            raise ValueError(f"{name}: column {image!r} must contain images; paths are only supported in a single file")
         return _from_paths(paths[0], _read_columns(paths, [image])[image], rows, root)
 
     bare = from_rows(name, rows, lambda _, numbers, classes: ArraySource(np.empty(0), numbers, classes, name), [])
