@@ -11,7 +11,7 @@ import io
 import re
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, cast, get_args
 
 from fastapi import Request
 from PIL import Image
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitreous.common.checks import Size
 from vitreous.data.image import UnreadableImage, decode_errors
 from vitreous.data.image.decoding import open_image, read_jpeg_header
+from vitreous.model.base_config import Task
 from vitreous.serving.batch_queue import Scheduler
 from vitreous.serving.errors import ApiError, error_response, too_many_requests
 from vitreous.serving.metrics import Metrics
@@ -30,7 +31,7 @@ from vitreous.serving.settings import MAX_JSON_BYTES, Settings
 
 # ---- Middleware ------------------------------------------------------------------------------------------------------
 
-BATCHED = frozenset(["/v1/classify", "/v1/embed", "/v1/segment"])  # these share one queue
+BATCHED = frozenset(f"/v1/{task}" for task in get_args(Task))  # these endpoints share one queue
 OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # need no API key; neither do files below /page/
 
 POLICY = (
