@@ -1,8 +1,8 @@
 """Explanations of a model's predictions: patch importance maps, faithfulness tests, and figures of the weights.
 
-`attention_and_logit_lens` captures one forward pass; `rollout_relevance_occlusion` computes importance maps from it and
-tests how faithful they are; `pca_and_similarity` compares patches, positions and filters. `draw` overlays maps on the
-image, `explain_report` writes figures and report.html, and `explain.explain` is `vitreous.explain`.
+`attention_and_logit_lens` captures a forward pass. `rollout_relevance_occlusion` uses it to compute importance maps,
+and tests the faithfulness of the maps. `pca_and_similarity` compares patches, positions and filters. `draw` overlays
+maps on the image, `explain_report` writes figures and report.html, and `explain` implements `vitreous.explain`.
 This file does not import torch, which keeps `vitreous --help` fast.
 """
 
@@ -17,5 +17,5 @@ Method = Literal[
     "heads", "distance", "similarity", "pca", "lens", "position", "filters",
 ]  # fmt: skip
 METHODS: tuple[Method, ...] = get_args(Method)
-HEAD_METHODS = frozenset({"relevance", "occlusion", "faithfulness", "lens"})  # need a classification head
-IMAGE_METHODS = frozenset(METHODS) - {"position", "filters"}  # need an image
+HEAD_METHODS = frozenset({"relevance", "occlusion", "faithfulness", "lens"})  # methods that need a classification head
+IMAGE_METHODS = frozenset(METHODS) - {"position", "filters"}  # methods that need an image
