@@ -53,7 +53,7 @@ def test_equal_logits_have_a_temperature(logits: Tensor) -> None:
 
 
 def test_no_images_are_an_error() -> None:
-    with pytest.raises(ValueError, match="no readable images"):
+    with pytest.raises(ValueError, match="readable image"):
         fit_temperature(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
 
 

@@ -15,7 +15,7 @@ from vitreous.common.text import console as standard_output
 from vitreous.inference import Prediction, Results, Segmentation
 from vitreous.inference.prediction_files import MaskFolder, as_dict, write
 
-ROWS = 1024  # rows that are printed as one table, with the same column widths
+ROWS = 1024  # number of rows that are printed as one table with the same column widths
 SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed
 
 
@@ -38,7 +38,7 @@ def output_results(results: Results[Any], as_json: bool, out: Path | None) -> No
 def print_table(predictions: Iterable[Prediction], console: Console | None = None) -> None:
     """Print one row per image: file name, best label with its probability, and the next best labels.
 
-    With a coverage, the label set replaces the next best labels. Images unlike the training images are marked.
+    With a coverage, the label set is printed instead of the next best labels. Unknown images are marked.
     """
     console = console or standard_output()
     remaining, header = iter(predictions), True
@@ -80,7 +80,7 @@ def _output_masks(results: Results[Segmentation], as_json: bool, out: Path | Non
 
 
 def _print_summary(results: Results[Any], out: Path | None) -> None:
-    """Print the number of images, the output path and the speed; raise ValueError if every image failed."""
+    """Print the number of images, the output path and the speed. Raise ValueError if no image could be read."""
     in_file = out is not None and out.is_file()
     if results.images and results.errors == results.images:
         where = f" (see {out})" if in_file else ""

@@ -23,13 +23,13 @@ from vitreous.weights.native import CALIBRATION, provenance_of
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A calibrated model, and its calibration error on a split of the data, before and after."""
+    """A calibrated model, and its expected calibration error (ECE) before and after the calibration."""
 
     model: Model  # shares its weights with the given model
     calibration: Calibration
     split: str
     ece: float
-    ece_calibrated: float  # cross-fitted: each half of the images with the temperature of the other half
+    ece_calibrated: float  # cross-fitted: each half of the images uses the temperature fitted to the other half
     doubt: str  # warning if the model may have been trained on these images, otherwise empty
 
     @property
@@ -56,8 +56,9 @@ def calibrate(
 ) -> Calibrated:
     """Fit the temperature of a classifier and its thresholds for unknown images and label sets, as `train` does.
 
-    The model must not have been trained on the images of `split`. Unknown images are unlike those of the train split.
-    The arguments are those of `vitreous.evaluate`. Save the result with `vitreous.save(result.model, folder)`.
+    The model must not have been trained on the images of `split`. An image is unknown if it is unlike the images of the
+    train split. The arguments are the same as for `vitreous.evaluate`. Save the result with
+    `vitreous.save(result.model, folder)`.
 
     >>> import vitreous
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides={"depth": 1, "patch_size": 4})

@@ -59,11 +59,11 @@ def explain(
         image: A path, an encoded file, uint8 pixels [h, w, c] or a Pillow image. None explains only the weights.
         out: Output folder for figures, numbers.json and report.html. None writes no files.
         target: Label or index of the class to explain. Default: the top prediction.
-        methods: Methods to run. Default: all that the model supports. Occlusion and faithfulness are slow.
+        methods: Methods to run. Default: all methods that the model supports. Occlusion and faithfulness are slow.
         layers: Layers to show, counted from 0, or from the end if negative. Default: all.
         heads: Heads to show for the "heads" method. Default: all.
         query: Row and column of the patch to use as query for attention and similarity.
-        image_size: Input size. Default: the model's own. Position embeddings are resampled to it.
+        image_size: Input size. Default: the image size of the model. Position embeddings are resampled.
         batch_size: Batch size for occlusion and faithfulness.
         device: Device name: auto, cpu, cuda or mps.
         command: Command line to show in the report.
@@ -78,7 +78,7 @@ def explain(
     if isinstance(image, str | os.PathLike):
         image = Path(image).expanduser()
         if image.is_dir():
-            raise ValueError(f"{str(image)!r} is a folder; explain takes a single image")
+            raise ValueError(f"image {str(image)!r} is a folder, but must be a single image")
         if not image.is_file():
             raise ValueError(f"image {str(image)!r} does not exist")
     if folder is not None:
@@ -107,7 +107,7 @@ def explain(
 def _write_files(
     result: Explanation, figures: dict[str, list[Figure]], folder: Path, facts: dict[str, str], command: str
 ) -> list[Path]:
-    """Write numbers.json and report.html, and return the paths of all written files."""
+    """Write numbers.json and report.html. Return the paths of all written files."""
     with atomic_file(folder / NUMBERS) as aside:  # written first, because check_output looks for it
         aside.write_text(json.dumps(result.numbers(), indent=2))
     path, image = Path(facts["checkpoint"]), facts["image"]
@@ -119,7 +119,7 @@ def _write_files(
 
 
 def check_output(out: Path) -> None:
-    """Raise ValueError if `explain` would overwrite a file in the folder that it did not write."""
+    """Raise ValueError if `explain` would overwrite a file that it did not write itself."""
     taken = [name for name in (PAGE, NUMBERS, *FIGURES) if os.path.lexists(out / name)]
     with contextlib.suppress(ValueError):
         if NUMBERS in taken and read_json_object(out / NUMBERS).keys() >= KEYS:
@@ -133,7 +133,7 @@ def check_output(out: Path) -> None:
 def open_vit(
     model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None, device: str | torch.device | None
 ) -> ViT:
-    """Return the given model, or load it from a checkpoint, in float32 on the device."""
+    """Return the given model, or load it from a checkpoint. The result is in float32 on the device."""
     opened = require_vit(open_model(model, image_size), "explain")
     place, config = choose_device(device, torch.device("cpu")), opened.config
     check_memory(config, place)
@@ -148,7 +148,7 @@ def _open_image(model: ViT, image: Input, drawn: bool) -> tuple[CapturedForward,
     """Decode the image and capture a forward pass."""
     config = model.config
     if config.channels not in (1, 3):
-        raise ValueError(f"the model takes {config.channels} input channels, but images have 1 (grey) or 3 (RGB)")
+        raise ValueError(f"the model has {config.channels} input channels, but must have 1 (greyscale) or 3 (RGB)")
     try:
         data: StoredImage = encoded(image, config.preprocessing.value_range)
         pixels = fit(data, config.image_size, config.preprocessing, config.channels)

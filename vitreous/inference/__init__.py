@@ -1,9 +1,10 @@
 """Inference: predict labels, features or masks for images.
 
-`engine` runs a model on images (also for evaluation, probes and serving); `predictor` implements classification,
-features and segmentation on top of it, and `predictor_for` chooses by the task of the model. `predict_images`
-implements `vitreous.predict` and `vitreous.embed`, and expands folders and globs; `prediction_files` writes results;
-`fit_calibration` fits the temperature and the thresholds of label sets and unknown images; `mask_images` draws masks.
+`engine` runs a model on images (also for evaluation, probes and serving). `predictor` uses it for classification,
+feature extraction and segmentation; `predictor_for` selects the predictor for the task of a model. `predict_images`
+implements `vitreous.predict` and `vitreous.embed`, and expands folders and globs. `prediction_files` writes results,
+`fit_calibration` fits the temperature and the thresholds for label sets and unknown images, and `mask_images` draws
+masks.
 """
 
 from vitreous.inference.engine import Embedding, Engine, Precision, Prediction

@@ -64,20 +64,20 @@ class Answer(NamedTuple):
 class Predictor(Engine):
     """Predicts labels or features of images with a classifier or encoder.
 
-    The model is never moved or converted in place: the predictor copies it if the device or dtype differs, and shares
-    its tensors otherwise. Each run sets the model to evaluation mode.
+    The given model is never moved or converted. If the device or dtype differs, the predictor uses a copy; otherwise it
+    shares the tensors of the model. Each run sets the model to evaluation mode.
 
     Args:
-        device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's
-            device if that is an accelerator, and otherwise means "auto".
-        precision: "fp32", "bf16", or "auto" for bf16 on GPUs that support it and fp32 elsewhere.
+        device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's device if it
+            is an accelerator; otherwise, None is the same as "auto".
+        precision: "fp32", "bf16" or "auto", which uses bf16 on GPUs that support it, and fp32 otherwise.
         top: Number of labels per image.
         flip: Average probabilities (or features) over the image and its mirror image.
         compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
-        workers: Number of decoding threads. 0 decodes in the calling thread; None uses one per core, at most 16.
-        decode: "exact", or "fast" to decode large JPEGs at a reduced scale, which can change results.
-        coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). The model
-            must be calibrated, as it is after `vitreous train` or `vitreous calibrate`.
+        workers: Number of decoding threads. 0 decodes in the calling thread; None uses a thread per core, at most 16.
+        decode: "exact" or "fast", which decodes large JPEGs at a reduced scale and can change the results.
+        coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). This needs
+            a calibrated model; `vitreous train` and `vitreous calibrate` calibrate models.
 
     >>> import numpy as np
     >>> from vitreous import create
@@ -159,12 +159,12 @@ class Predictor(Engine):
         return self.run(images, step, Embedding)
 
     def stream_logits(self, images: Images) -> Iterator[Embedding]:
-        """Yield the logits of each image or, with `flip`, its log probabilities."""
+        """Yield the logits of each image. With `flip`, yield log probabilities instead."""
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
 
     def stream_scores(self, images: Images) -> Iterator[Embedding]:
-        """Yield the logits of each image, followed by its familiarity score if the model has one, for `interpret`."""
+        """Yield the input of `interpret` for each image: the logits and, if the model supports it, the familiarity."""
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores_and_familiarity(pixels)), Embedding)
 
@@ -243,7 +243,7 @@ def interpret(predictor: Engine, scores: Float[Tensor, "b n"], top: int, coverag
 
 
 def familiarity_ranks(calibration: Calibration, scores: Float[Tensor, "b"]) -> list[float]:
-    """Return, for each image, the fraction of the validation images that are at most as familiar."""
+    """Return, for each image, the fraction of validation images that are not more familiar."""
     missing = len(FRACTIONS) - len(calibration.familiarities)
     fractions = (0.0, *FRACTIONS)
     return [fractions[bisect.bisect_right(calibration.familiarities, score) + missing] for score in scores.tolist()]
@@ -277,15 +277,15 @@ def _stacked(results: Iterator[Embedding], width: int) -> Float[Tensor, "n d"]:
 
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------
-# An image is resized to cover the model's input size, keeping its aspect ratio, and processed in sliding windows of
-# that size. The scores are resized to the original image size before the argmax.
+# An image is resized to cover the model's input size without changing its aspect ratio, and is processed in sliding
+# windows of the input size. The scores are resized to the original image size before the argmax.
 
-LONGEST = 16  # maximum aspect ratio, because elongated images need many windows and much memory
+LONGEST = 16  # maximum aspect ratio, because elongated images need many windows and a lot of memory
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """Pixels and mask of an image, or the error if it could not be read."""
+    """Pixels and mask of an image, or an error message if the image could not be read."""
 
     name: str
     pixels: UInt8[np.ndarray, "h w c"] | None = None
@@ -300,12 +300,12 @@ class Segmentation:
         return (np.bincount(self.mask.ravel(), minlength=classes) / self.mask.size).tolist()
 
     def largest_classes(self) -> list[tuple[int, float]]:
-        """Return the index and fraction of each class that occurs, largest first."""
+        """Return the index and the pixel fraction of each class in the mask, largest first."""
         pairs = enumerate(self.fractions(len(self.labels)))
         return sorted((pair for pair in pairs if pair[1]), key=lambda pair: -pair[1])
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON object without the path."""
+        """Return the result as a JSON object without the path."""
         assert self.mask is not None
         classes = [{"label": clean(self.labels[i]), "share": fraction} for i, fraction in self.largest_classes()]
         return {"height": self.mask.shape[0], "width": self.mask.shape[1], "classes": classes}
@@ -317,7 +317,7 @@ class SegmentPredictor(Engine):
     Args:
         device, precision: See `Predictor`.
         flip: Average scores over the image and its mirror image.
-        overlap: Overlap of neighbouring windows as a fraction, at least 0 and less than 1.
+        overlap: Overlap of neighbouring windows, as a fraction from 0 (inclusive) to 1 (exclusive).
         batch_size: Maximum batch size. Only consecutive images of the same size are batched.
         workers: Number of decoding threads. 0 decodes in the calling thread.
     """
@@ -369,7 +369,7 @@ class SegmentPredictor(Engine):
 
     @torch.inference_mode()
     def scores(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
-        """Compute the class scores at the size to which the images are resized for the model."""
+        """Compute the class scores at the working resolution (`sh` x `sw`), which the sliding windows cover."""
         config = self.config
         seen = covering((pixels.shape[2], pixels.shape[3]), config.image_size)
         images = self.input(torch.stack([resize(one, seen, config.preprocessing.interpolation) for one in pixels]))
@@ -380,7 +380,7 @@ class SegmentPredictor(Engine):
 
 
 def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"]:
-    """Return the class with the highest score at each pixel of an image of this size."""
+    """Resize scores to `size` and return the class with the highest score at each pixel."""
     if tuple(scores.shape[1:]) == size:
         return scores.argmax(0).to(torch.uint8)
     highest = torch.full(size, -torch.inf, device=scores.device)
@@ -417,7 +417,7 @@ def predictor_for(
 ) -> AnyPredictor:
     """Create the predictor for the model's task. See `Predictor` for the arguments.
 
-    `workers=None` and `top=None` mean the predictor's defaults. An argument that has no effect is rejected.
+    `workers=None` and `top=None` select the defaults of the predictor. Arguments without effect are rejected.
 
     >>> from vitreous import create
     >>> type(predictor_for(create("ViT-Lite-6/4", num_classes=3), device="cpu", top=1)).__name__

@@ -1,7 +1,8 @@
-"""`--train-only head` on features that are computed once per image, because the encoder is frozen.
+"""Implements `--train-only head` with features that are computed once per image, because the encoder is frozen.
 
-This is possible if images are only mirrored: the features of each image and of its mirror image are kept. Otherwise
-(random crops, colours, mixup, dropout in the encoder), features differ in every epoch, and the ordinary path is used.
+This is possible if flipping is the only augmentation: the features of each image and of its mirror image are kept.
+With random crops, colour jitter, mixup or dropout in the encoder, features differ in every epoch, so the encoder runs
+in every step.
 
 b: batch; n: images; d: width of the features.
 """
@@ -27,11 +28,11 @@ from vitreous.tasks.classify import Classify, smooth_targets
 from vitreous.tasks.config import TrainConfig
 from vitreous.training.frozen_features import FrozenFeatures, frozen_features
 
-ROWS = 8192  # images per batch of an evaluation
+ROWS = 8192  # images per evaluation batch
 
 
 def can_cache(config: TrainConfig, task: type[Task], encoder: ModelConfig) -> bool:
-    """True if the head can be trained on features that are computed once."""
+    """Return True if the head can be trained on features that are computed only once."""
     if config.train_only != "head" or config.parallel != "ddp" or config.precision == "fp16" or task is not Classify:
         return False
     if config.distillation.teacher is not None or encoder.distillation_token or config.flip_test:
@@ -44,7 +45,7 @@ def can_cache(config: TrainConfig, task: type[Task], encoder: ModelConfig) -> bo
 
 
 class FeatureHead(nn.Module):
-    """The head of a model, applied to features. Contains the whole model, which checkpoints need."""
+    """The head of a model, applied to features. Holds the whole model, because checkpoints need it."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -95,7 +96,7 @@ class CachedHead(Classify):
 
 
 class FeatureLoader:
-    """Batches of features, in the order of the other loaders. The features of a split are computed on first use."""
+    """Loads batches of features in the same order as the image loaders. Features are computed on first use."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class FeatureLoader:
     ):
         self.model, self.config, self.source = model, config, data.train
         self.world, self.place, self.precision = world, place, precision
-        self.known: dict[tuple[int, bool], tuple[Source, FrozenFeatures]] = {}  # sources are kept, so ids stay unique
+        self.known: dict[tuple[int, bool], tuple[Source, FrozenFeatures]] = {}  # a stored source keeps its id unique
 
     def features(self, source: Source, mirrored: bool = False) -> FrozenFeatures:
         """Return the features of a source on the device. All processes must call this."""
@@ -120,7 +121,7 @@ class FeatureLoader:
         return self.known[key][1]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the training batches. An image is mirrored in the epochs in which `augment` would flip it."""
+        """Yield the training batches. Images are mirrored in the same epochs in which `augment` would flip them."""
         config, flip = self.config, self.config.augment.flip or 0.0
         plain = self.features(self.source)
         mirrored = self.features(self.source, mirrored=True) if flip else plain
@@ -135,7 +136,7 @@ class FeatureLoader:
             problems = []
 
     def evaluation(self, source: Source) -> list[Batch]:
-        """Return this process's slice of a split. As in `EvalLoader`, all processes get the same number of images."""
+        """Return this process's batches of a split. As in `EvalLoader`, all processes get the same number of images."""
         found, world = self.features(source), self.world
         count = len(source)
         mine = torch.arange(world.rank, -(-count // world.size) * world.size, world.size).clamp(max=count - 1)

@@ -1,4 +1,4 @@
-"""DDP and FSDP, for runs in several processes. No other file uses them."""
+"""DDP and FSDP for runs in several processes. No other file uses DDP or FSDP."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,8 +1,8 @@
 """`--train-only lda`: compute the head by linear discriminant analysis on features of the frozen encoder.
 
-There are no epochs, no augmentation and no optimizer: one pass over the images, preprocessed as for evaluation, and a
-solution in closed form (evaluation/discriminant.py). Its statistics are stored in the checkpoint, so that
-`vitreous.extend` can add images and classes.
+There are no epochs, no augmentation and no optimizer. The features are computed in one pass over the images, which are
+preprocessed as for evaluation, and the head has a closed-form solution (evaluation/discriminant.py). The statistics of
+the features are stored in the checkpoint, so that `vitreous.extend` can add images and classes.
 """
 
 import time
@@ -28,14 +28,14 @@ USED = frozenset({
     "flip_test", "value_range", "out", "resume", "batch_size", "device", "precision", "workers", "max_unreadable",
     "tensorboard",
 })  # fmt: skip
-# Values of options that a complete config needs, but that have no effect.
+# Values for options that a complete config needs although they have no effect.
 UNUSED = {
     "epochs": 1.0, "lr": 1.0, "crop": "none", "flip": 0.0, "policy": "none", "keep_images": "no", "compile": False,
 }  # fmt: skip
 
 
 class LdaHead(Classify):
-    """Classification with a frozen encoder and a head in closed form."""
+    """Classification with a frozen encoder and a head that is computed in closed form."""
 
     closed_form, long_steps = True, False
     next_steps = (*Classify.next_steps, "vitreous extend {best} --data MORE_IMAGES --out {folder}-extended")
@@ -61,7 +61,7 @@ class LdaHead(Classify):
         return with_fields(config, UNUSED)
 
     def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> Solution:
-        """Compute the head. The training loss and accuracy are those of leave-one-out predictions."""
+        """Compute the head. The training loss and accuracy are computed from leave-one-out predictions."""
         started = time.monotonic()
         found = frozen_features(self.model, source, self.config, world, precision, log)
         seconds = time.monotonic() - started
@@ -72,7 +72,7 @@ class LdaHead(Classify):
         statistics = Statistics.of(known, len(source.classes), solver_device(world.device))
         classifier = fit_head(self.model, statistics)
         log(
-            f"linear discriminant analysis: shrinkage {classifier.shrinkage:g}, factor {classifier.factor:.3g}; "
+            f"linear discriminant analysis: shrinkage {classifier.shrinkage:g}, score factor {classifier.factor:.3g}; "
             f"leave-one-out top-1 {classifier.top1:.4f}, loss {classifier.loss:.4f}"
         )
         row = {
@@ -91,13 +91,13 @@ class LdaHead(Classify):
 
 
 def solver_device(device: torch.device) -> torch.device:
-    """Return the device for computations in float64, which MPS does not support."""
+    """Return a device that supports float64: the given device, or the CPU instead of MPS."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 @torch.no_grad()
 def fit_head(model: Model, statistics: Statistics) -> Classifier:
-    """Replace the weights of the head by the solution for these statistics, and attach them to the model."""
+    """Compute the weights of the head from the statistics, and store the statistics with the model."""
     head = linear_head(model)
     classifier = Classifier.fit(statistics, solver_device(head.weight.device))
     head.weight.copy_(classifier.linear.weight.T)

@@ -45,12 +45,12 @@ from vitreous.training.setup import Job, set_up, task_class_of
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import load_folder
 
-NOTHING, SAVE = 0, 1  # actions after a step, in order of urgency; any larger number is a signal that stops the run
+NOTHING, SAVE = 0, 1  # actions after a step, in order of urgency; a larger number is a signal that stops the run
 MAX_UNREADABLE = 0.05  # default of --max-unreadable
 
 
 class Interrupted(Exception):
-    """Raised when a signal stops a run, after saving a checkpoint."""
+    """Raised when a signal stops a run, after a checkpoint has been saved."""
 
     def __init__(self, signal_number: int, message: str):
         super().__init__(message)
@@ -82,7 +82,7 @@ def train(
 ) -> Run:
     """Train a model, as `vitreous train` does.
 
-    Keyword arguments replace config fields, including nested ones: epochs=3, lr=1e-3, overrides={"registers": 4}.
+    Keyword arguments override config fields, including nested fields: epochs=3, lr=1e-3, overrides={"registers": 4}.
     `task` can be a subclass of `vitreous.tasks.base.Task`. `command` is shown in the report.
 
     >>> run = train(data="digits", out="runs/first", epochs=5)  # doctest: +SKIP
@@ -149,14 +149,14 @@ def train(
 def evaluation_time(job: Job) -> float:
     """Return the expected time of all evaluations as a fraction of the time of all steps.
 
-    A training step computes three times as much per image: one forward pass, and a backward pass of twice its cost.
+    Per image, a training step costs three times as much as evaluation: a backward pass costs two forward passes.
     """
     images = job.evaluated_images + len(job.data.val if job.data.test is None else job.data.test)
     return images / 3 / (job.total_steps * job.place.batch_size)
 
 
 def _checked(config: TrainConfig) -> TrainConfig:
-    """Return the config with typed overrides, completed from the run folder if it resumes a run."""
+    """Validate a config and convert its overrides to typed values. If it resumes a run, read the rest from the run."""
     config = replace(config, overrides=typed_overrides(config.overrides))
     config.check()
     return run_folder.resumed_config(config) if config.resume else config
@@ -180,7 +180,7 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
     before = read_progress(folder / "last")
     if before.step > job.total_steps:
         path = folder / "last" / "progress.json"
-        raise ValueError(f"{path} is at step {before.step}, but the run has only {job.total_steps} steps")
+        raise ValueError(f"{path}: step must be at most the last step ({job.total_steps}), got {before.step}")
     if before.step == job.total_steps:
         console.print("the run is already finished; evaluating it again")
     return before
@@ -190,7 +190,7 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
 
 
 def _train_with_display(job: Job, folder: Path, start: int, resume: bool) -> None:
-    """Train with a progress display. If the data is invalid, release the folder for another run."""
+    """Train with a progress display. If the data is invalid, free the folder for another run."""
     epochs, first = job.total_steps / job.steps_per_epoch, job.world.first
     with ProgressDisplay(
         job.total_steps, job.steps_per_epoch, epochs, start, evaluation_time(job), quiet=not first
@@ -234,8 +234,8 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
             if world.first and clock.tick():
                 metrics = monitor.means()
                 display.step(step + 1, metrics.pop("loss"), lr, metrics.pop("images_per_second"), metrics)
-            # All processes must save together, but their clocks differ and a signal may reach only some of them.
-            # Therefore they agree on the most urgent action.
+            # All processes must save together, but their clocks differ, and a signal may reach only some processes.
+            # All of them therefore take the most urgent action of any process.
             action = world.max(received() or (SAVE if saver.due() else NOTHING))
             if action > SAVE:
                 _save(job, saver, progress)
@@ -267,7 +267,7 @@ def _finish_epoch(
         loss = min(1e300, row.get("val_loss", math.inf))  # also replaces NaN, because progress must be finite
         rank, best = (score, -loss), (progress.best, -progress.best_loss)
         progress.since_best = 0 if rank > best else progress.since_best + 1
-        if rank >= best:  # equal results: the later weights have been trained for longer
+        if rank >= best:  # on a tie, prefer the later weights, which were trained for longer
             progress.best, progress.best_loss, progress.best_step = score, loss, progress.step
             with job.phases("checkpoints"):
                 saver.keep_best(_provenance(job, folder, progress, metrics))
@@ -286,7 +286,7 @@ def _finish_epoch(
 
 
 def _earlier_seconds(path: Path, progress: Progress) -> dict[str, float]:
-    """Return the seconds of earlier sessions by phase. `progress` also counts steps after the last row."""
+    """Return the seconds of earlier sessions by phase. The time since the last row is counted as steps."""
     rows = read_rows(path) if path.exists() else []
     phases: dict[str, float] = dict(rows[-1].get("seconds_by_phase", {})) if rows else {}
     known = rows[-1]["seconds"] if phases else 0.0
@@ -298,7 +298,7 @@ def _out_of_patience(config: TrainConfig, progress: Progress) -> bool:
 
 
 def solve(job: Job, folder: Path, display: ProgressDisplay) -> None:
-    """Compute the weights in closed form, and log and save them like those of a single step."""
+    """Compute the weights in closed form. Log and save the result as if it were a run of a single step."""
     clock = _Clock(0.0)
     solution = job.task.solve(job.data.train, job.world, job.stepper.precision, display.print)
     _check_unreadable(job, solution.problems)

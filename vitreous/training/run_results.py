@@ -1,4 +1,4 @@
-"""The end of a run: evaluates and calibrates `best/`, and writes metrics.json and report.html."""
+"""Evaluates and calibrates `best/` at the end of a run, and writes metrics.json and report.html."""
 
 import json
 import shlex
@@ -75,7 +75,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
         for problem in unreadable[:NAMED]:
             console.print(f"  {problem}")
         if len(unreadable) > NAMED:
-            console.print(f"  and {len(unreadable) - NAMED:,} more, all listed in metrics.json")
+            console.print(f"  and {len(unreadable) - NAMED:,} more (see metrics.json for all)")
         console.print(f"report: {path}\n\nNext steps:")
         for line in commands:
             console.print(f"  {line}")
@@ -84,7 +84,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
 
 
 def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
-    """Evaluate the best checkpoint, or the final module if checkpoints omit parts of it, such as MAE's decoder."""
+    """Evaluate the best checkpoint. If checkpoints omit a part such as MAE's decoder, evaluate the final module."""
     if not job.task.complete_checkpoint:
         return job.evaluate(source)
     world = job.world
@@ -95,7 +95,7 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
 
 
 def _calibrate_best(job: Job, folder: Path) -> Results | None:
-    """Calibrate the best checkpoint on the validation split. Return its results on that split, if they are complete."""
+    """Calibrate the best checkpoint on the validation split. Return the results, or None if images were left out."""
     if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
         return None
     images = job.task.calibration_images(job.data.val)
@@ -114,7 +114,7 @@ def _calibrate_best(job: Job, folder: Path) -> Results | None:
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:
-    """Return suggested commands for a finished run, with one of its images and the flags that select its split."""
+    """Return suggested commands for a finished run, with an example image and the flags that reproduce the split."""
     val, image = data.val, "IMAGE.jpg"
     source = val.source if isinstance(val, Subset) else val
     if isinstance(source, FileSource) and val.name(0).isprintable():
@@ -134,9 +134,9 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
 
 
 def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
-    """Return all unreadable images of all splits, with reasons. All processes must call this."""
+    """Return the unreadable images of all splits, with reasons. All processes must call this."""
     problems = [problem for row in rows for problem in row.get("unreadable", ())]
-    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only counts
+    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only the count
         problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
     problems = [problem for part in job.world.gather(problems) for problem in part]
     return list(dict.fromkeys(problems + results.problems))
