@@ -128,7 +128,7 @@ def test_the_default_augmentation_can_be_cached_and_explicit_flags_keep_the_usua
     fields: dict[str, Any] = {"data": "digits", "init": start, "train_only": "head"}
     chosen = choose(TrainConfig(**fields), data, "cpu")
     assert can_cache(chosen.config, Classify, encoder().config)
-    assert any("augmentation" in note and "once" in note for note in chosen.notes)
+    assert any("augmentation" in note and "flips" in note for note in chosen.notes)
     assert chosen.config.cache_features is True
     assert choose(TrainConfig(**fields, augment=Augment(flip=0.3)), data, "cpu").config.cache_features is True
     explicit = choose(TrainConfig(**fields, augment=Augment(erasing=0.1)), data, "cpu").config

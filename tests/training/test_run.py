@@ -269,9 +269,9 @@ def test_failed_setup_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_resume_rejects_changed_settings(start: Path) -> None:
     again = dataclasses.replace(steady(start), resume=True)
-    with pytest.raises(BadValue, match="steps is 500, but must be omitted or 11, as in the run to resume"):
+    with pytest.raises(BadValue, match=r"steps is 500, but must be .*11"):
         train(dataclasses.replace(again, steps=500))
-    with pytest.raises(BadValue, match=r"lr is 0.5, but must be omitted or 0.3"):
+    with pytest.raises(BadValue, match=r"lr is 0\.5, but must be .*0\.3"):
         train(dataclasses.replace(again, optim=Optim("sgd", lr=0.5)))
 
 
@@ -289,7 +289,7 @@ def test_only_the_folder_is_needed_to_resume(start: Path) -> None:
 def test_seconds_include_all_resumptions(start: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = rows(start)[-1]["seconds"]
     assert train(TrainConfig(out=start, resume=True, device="cpu")).metrics["seconds"] > before > 0
-    assert "this run is finished" in capsys.readouterr().out
+    assert "finished" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def check_bytes(needed: int, device: torch.device, subject: str, advice: str) ->
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the total memory, in bytes, of the GPU, or of the machine or container for other devices."""
+    """Return the total memory in bytes: of the GPU, or for other devices of the machine or container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     limits = [int(text) for file in LIMITS if (text := _content(Path(file))).isdigit()]  # not "max"

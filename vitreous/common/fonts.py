@@ -18,7 +18,7 @@ Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 def font_for(text: str) -> Font | None:
-    """Return a font with glyphs for all characters of a text, or None. Text beyond Latin-1 requires matplotlib."""
+    """Return a font with glyphs for all characters in `text`, or None. Text beyond Latin-1 requires matplotlib."""
     if all(ord(letter) < 256 for letter in text):
         return ImageFont.load_default()
     return next((font for font, letters in _installed() if set(map(ord, text)) <= letters), None)

@@ -77,7 +77,7 @@ def check_data(
     )
     page = out if out is not None and out.suffix.lower() == ".html" else None
     if page is not None and model is None:
-        fail("out", page, "a .png file name, because an .html page needs --checkpoint")
+        fail("out", page, "a .png file name (.html requires --checkpoint)")
     encoder = None if model is None else open_whole_image_encoder(model, image_size)  # fail before the slow check
     report = doctor.check_data(spec, root, None if page is not None else out)
     if encoder is None or (report.masks is not None and not report.masks.coverage):

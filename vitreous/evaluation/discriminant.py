@@ -1,7 +1,7 @@
 """Linear discriminant analysis (LDA) on frozen features: a closed-form classifier that can be extended.
 
 Each class c is modelled as a Gaussian with mean m_c; all classes share the covariance S. All classes are assumed to be
-equally likely, because the number of images of a class does not show how frequent it is. The scores are linear in x:
+equally likely, because the number of images per class need not reflect how frequent it is. The scores are linear in x:
 
     log p(c | x) = -1/2 (x - m_c)' S^-1 (x - m_c) + ... = w_c' x + b_c + ...
 

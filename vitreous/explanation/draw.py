@@ -40,7 +40,7 @@ class Box(NamedTuple):
     width: float
 
     def pixels(self) -> tuple[slice, slice]:
-        """Round to pixel rows and columns."""
+        """Round the coordinates to whole pixels."""
         rows = slice(round(self.top), round(self.top + self.height))
         return rows, slice(round(self.left), round(self.left + self.width))
 

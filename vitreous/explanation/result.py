@@ -133,7 +133,7 @@ def available_methods(
         if method in requested and method in missing:
             raise BadValue(f"method {method!r} is not available: {missing[method]}")
     if "faithfulness" in requested and not set(MAPS) & set(requested):
-        fail("methods", "faithfulness", f"combined with a map to test, such as {MAPS[0]!r}")
+        fail("methods", "faithfulness", f"accompanied by a map to test, such as {MAPS[0]!r}")
     chosen = [method for method in METHODS if method not in missing and (not requested or method in requested)]
     return chosen, {} if requested else missing
 

@@ -49,8 +49,10 @@ if TYPE_CHECKING:
 class Prediction:
     """Labels of an image, most probable first, or an error message if the image could not be read.
 
-    familiarity: Fraction of validation images that are not more familiar than this image. None without a calibration.
-    label_set: Set of labels that contains the true label with probability `coverage`. None if no coverage was given.
+    familiarity: Fraction of validation images that are at most as familiar as this image. None if the model is not
+        calibrated.
+    label_set: Set of labels that contains the true label with a probability of at least `coverage`. None if no coverage
+        was given.
     """
 
     name: str

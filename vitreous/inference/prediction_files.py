@@ -73,7 +73,7 @@ def _write_json(results: Iterable[Result], path: Path, columns: Columns) -> None
 def _write_csv(results: Iterable[Result], path: Path, columns: Columns) -> None:
     """Write the columns path, label_1, probability_1, label_2, ..., error, or path, feature_0, ..., error.
 
-    A calibrated model adds the columns unknown and familiarity. With a coverage, label_set (a JSON list) is added too.
+    A calibrated model adds the columns unknown and familiarity. A coverage adds the column label_set (a JSON list).
     """
     names = [f"feature_{i}" for i in range(columns.width)]
     for rank in range(columns.top):
@@ -102,7 +102,7 @@ def _pyarrow() -> Any:
 def _write_parquet(results: Iterable[Result], path: Path, columns: Columns) -> None:
     """Write the columns path, label, index, probability, predictions and error, or path, embedding and error.
 
-    A calibrated model adds the columns unknown and familiarity. With a coverage, label_set is added too.
+    A calibrated model adds the columns unknown and familiarity. A coverage adds the column label_set.
     """
     arrow = _pyarrow()
     label = {"label": arrow.string(), "index": arrow.int32(), "probability": arrow.float32()}

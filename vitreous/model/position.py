@@ -33,11 +33,11 @@ class PositionEmbedding(nn.Module):
         return self.embed(tokens, layout)
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Add positions to the token embeddings of all patches, or of those at `layout.keep_indices`."""
+        """Add position embeddings to the tokens of all patches, or of those at `layout.keep_indices`."""
         return tokens
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
-        """Return the attention terms of all layers, computed once per batch."""
+        """Return the bias or the rotation of the attention in all layers, computed once per batch."""
         return AttentionTerms()
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:

@@ -280,7 +280,10 @@ def _panel(
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the row with the highest accuracy or mIoU, or else the lowest loss. Ties: lowest loss, then latest row."""
+    """Return the row with the highest accuracy or mIoU; in ties, or without either, the row with the lowest loss.
+
+    Of rows with equal results, the latest is returned.
+    """
 
     def loss(row: Mapping[str, Any]) -> float:
         return row["val_loss"] if is_number(row.get("val_loss")) else math.inf

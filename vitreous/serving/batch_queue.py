@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from fastapi import Request
 
-from vitreous.serving.errors import CLIENT_LEFT, ApiError, logger, too_many_requests
+from vitreous.serving.errors import CLIENT_DISCONNECTED, ApiError, logger, too_many_requests
 from vitreous.serving.metrics import Metrics
 
 BATCH_WORKERS = 2
@@ -289,7 +289,7 @@ async def result_for(request: Request, result: Coroutine[Any, Any, Any], seconds
         if tasks[0] in done:
             return tasks[0].result()
         if done:
-            raise ApiError(CLIENT_LEFT, "client_left", "the client disconnected")
+            raise ApiError(CLIENT_DISCONNECTED, "client_disconnected", "the client disconnected")
         raise ApiError(503, "timeout", f"no result after {limit:g} s")
     finally:
         for task in tasks:

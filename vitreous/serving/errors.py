@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from vitreous.inference.engine import NOT_A_NUMBER as NOT_A_NUMBER
 
-CLIENT_LEFT = 499
+CLIENT_DISCONNECTED = 499
 logger = logging.getLogger("vitreous.serving")
 
 
@@ -47,7 +47,7 @@ def install(app: FastAPI) -> None:
     """Install exception handlers that return every error in the format of this module."""
 
     async def disconnected(request: Request, error: Exception) -> JSONResponse:  # only counted in the metrics
-        return JSONResponse(error_body("client_left", "the client disconnected"), CLIENT_LEFT)
+        return JSONResponse(error_body("client_disconnected", "the client disconnected"), CLIENT_DISCONNECTED)
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:  # raised again and logged
         return JSONResponse(error_body("internal", "internal server error; see the server log"), 500)

@@ -133,8 +133,8 @@ class Saver:
 
     Small checkpoints are written after every evaluation. Writing a large checkpoint can take longer than an epoch, so
     the time between large checkpoints is at least SAVE_INTERVAL times the time to write one. Until then, the best
-    weights are kept in memory. `best/` is written before `last/`. If the run is killed in between, it resumes with the
-    best score before `best/` was written.
+    weights are kept in memory. `best/` is written before `last/`, so the best score recorded in `last/` is never newer
+    than the weights in `best/`.
     """
 
     def __init__(self, folder: Path, state: State, world: World, keep: int, minutes: float):

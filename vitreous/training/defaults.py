@@ -73,7 +73,7 @@ def choose(
 
 
 class _Choices:
-    """Completes a config step by step. Later choices depend on earlier ones."""
+    """Completes a config step by step. Later choices depend on earlier choices."""
 
     def __init__(
         self, config: TrainConfig, data: DataSet, device: str, processes: int, task: type[Task], init: Checkpoint | None
@@ -354,7 +354,7 @@ def choose_keep(reader: Reader, device: str, epochs: float) -> Choice:
 
 
 def fitting_batch(model: ModelConfig, memory: int) -> int:
-    """Return the largest power of two, up to 4096, that fits in half of the memory as a batch size."""
+    """Return the largest batch size that fits in half of the memory. It is a power of two and at most 4096."""
     from vitreous.model.cost import cost  # slow import: torch's fake tensors
 
     each = cost(model).activation_bytes + model.loss_bytes

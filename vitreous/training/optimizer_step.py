@@ -91,7 +91,7 @@ def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Pa
 
 
 def decays(name: str, weight: Tensor) -> bool:
-    """Return True for matrices and filters, which are decayed; biases, norms, scales, tokens and positions are not."""
+    """Return True if weight decay applies: to matrices and filters, not to biases, norms, scales, tokens, positions."""
     special = ("prefix.", "position.", ".query", "decoder.classes")
     return weight.ndim >= 2 and not any(part in f".{name}" for part in special)
 

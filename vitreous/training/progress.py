@@ -91,7 +91,7 @@ NONFINITE_FP16_STEPS = 20  # the same in fp16, where each such step halves the l
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over the images of this process, on the device. Reading them waits for the device."""
+    """Sums over the images of this process, on the device. Reading them synchronises with the device."""
 
     loss: Tensor
     metric: Tensor
@@ -369,7 +369,7 @@ class ProgressDisplay:
         return [f"{duration(rest * self._pace())} left"] if rest > 0 and self.done > self.start_step else []
 
     def _pace(self) -> float:
-        """Return the seconds per step, including evaluations. Before the first evaluation, its time is estimated."""
+        """Return the seconds per step, including the time for evaluations, which is estimated before the first one."""
         now, expected = self.clock(), 1.0 if self.evaluated else 1 + self.evaluation
         if self.first is not None and self.done > self.first[0]:
             return expected * (now - self.first[1]) / (self.done - self.first[0])

@@ -156,7 +156,7 @@ def evaluation_time(job: Job) -> float:
 
 
 def _checked(config: TrainConfig) -> TrainConfig:
-    """Validate a config and convert its overrides to typed values. If it resumes a run, read the rest from the run."""
+    """Validate a config and convert its overrides to typed values. To resume a run, read its config."""
     config = replace(config, overrides=typed_overrides(config.overrides))
     config.check()
     return run_folder.resumed_config(config) if config.resume else config

@@ -174,7 +174,7 @@ def resumed_config(given: TrainConfig) -> TrainConfig:
         if name in MAY_CHANGE:
             changes[name] = before[name] if value is None else value
         elif value not in (before[name], default[name], "auto"):
-            fail(name, value, f"{before[name]!r} (or omitted), as in the run to resume")
+            fail(name, value, f"{before[name]!r} as in the run being resumed, or omitted")
     return with_fields(config, changes)
 
 

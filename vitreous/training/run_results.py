@@ -95,7 +95,7 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
 
 
 def _calibrate_best(job: Job, folder: Path) -> Results | None:
-    """Calibrate the best checkpoint on the validation split. Return the results, or None if images were left out."""
+    """Calibrate the best checkpoint on the validation split. Return the results, or None if images were skipped."""
     if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
         return None
     images = job.task.calibration_images(job.data.val)

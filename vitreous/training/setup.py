@@ -143,7 +143,7 @@ def set_up(
     backbone = model.backbone
     freeze(model, config)
     if config.cache_features and not can_cache(config, task_class, model.config):
-        fail("cache_features", True, "omitted: features can be cached only if images are flipped and nothing else")
+        fail("cache_features", True, "omitted, because features can be cached only if flips are the only augmentation")
     task = (CachedHead if config.cache_features else task_class)(config, model)
     if custom and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # checkpoints of a model with swapped modules cannot be loaded

@@ -30,7 +30,7 @@ def write_sheet(splits: Mapping[str, Source], path: Path, value_range: ValueRang
 
 
 def contact_sheet(splits: Mapping[str, Source], value_range: ValueRange | None = None) -> Image.Image:
-    """Draw one row of images per class. If there are many classes, the rows are shorter and fill several columns."""
+    """Draw one row of images per class. With many classes, rows have fewer images and are arranged in columns."""
     classes = next(iter(splits.values())).classes
     each = 8 if len(classes) <= 20 else 4 if len(classes) <= 200 else 2
     across = 1 if len(classes) <= 20 else max(1, round(math.sqrt(len(classes) / each)))

@@ -44,7 +44,7 @@ def from_arrays(
     else:
         position = {str(i): i for i in range(len(classes))}
         if unknown := sorted({str(label) for label in texts} - position.keys()):
-            raise ValueError(f"{name}: there are {len(classes)} class names, but the labels include {listed(unknown)}")
+            raise ValueError(f"{name}: labels must be from 0 to {len(classes) - 1}, got {listed(unknown)}")
     sources: dict[str, Source] = {}
     for split, (images, labels) in checked.items():
         values, inverse = np.unique(labels, return_inverse=True)

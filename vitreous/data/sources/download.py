@@ -159,7 +159,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request: Any, *arguments: Any) -> urllib.request.Request | None:
         *_, url = arguments
         if request.type == "https" and not url.startswith("https:"):
-            raise OSError(f"redirected from https to {url!r:.200}, which is not encrypted")
+            raise OSError(f"refused a redirect from https to {url!r:.200}, which is not encrypted")
         return super().redirect_request(request, *arguments)
 
 

@@ -169,7 +169,9 @@ def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | No
     rows = Rows(labels, _row_splits(paths[0], columns) if split else splits, names.get(label))
     if image not in images:
         if len(paths) > 1:
-            raise ValueError(f"{name}: column {image!r} must contain images; paths are only supported in a single file")
+            raise ValueError(
+                f"{name}: column {image!r} has paths instead of images, which is supported only for a single file"
+            )
         return _from_paths(paths[0], _read_columns(paths, [image])[image], rows, root)
 
     bare = from_rows(name, rows, lambda _, numbers, classes: ArraySource(np.empty(0), numbers, classes, name), [])

@@ -60,7 +60,7 @@ def router(
     async def classify(request: Request, top: Top = 5, coverage: Coverage = None, model: Model = None) -> JSONResponse:
         """Return the most probable classes of an image.
 
-        If the model is calibrated, `familiarity` is the fraction of validation images that are not more familiar than
+        If the model is calibrated, `familiarity` is the fraction of validation images that are at most as familiar as
         this image, and `unknown` is true if it is below 0.05. With `coverage`, `label_set` contains the true class with
         that probability. The set is empty if no class is probable enough.
         """

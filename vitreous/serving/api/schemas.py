@@ -150,7 +150,7 @@ IMAGE_BODY = {
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe error responses, each with an example."""
+    """Return the OpenAPI descriptions of error responses, with examples."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         code, message = REASONS[status]

@@ -179,7 +179,7 @@ def covered_box(inspected: InspectedModel, image: Size) -> Box:
 
 @dataclass(frozen=True)
 class Session:
-    """An image as the input of a model. Results are cached under `key` and a name."""
+    """An image that is preprocessed for one model. Results are cached by `key` and the name of the result."""
 
     inspected: InspectedModel
     image: Float[Tensor, "1 c h w"]

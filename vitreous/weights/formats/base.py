@@ -130,7 +130,7 @@ class Format(ABC):
         return {}
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        """Write tensors with the library's names to `path`, a folder or a file."""
+        """Write tensors to `path` (a folder or a file) under the library's names."""
         write_file(tensors, path / self.file_name if path.is_dir() else path)
 
 

@@ -135,7 +135,10 @@ def range_differences(config: ViTConfig, system: str) -> list[str]:
 
 
 def numeric_differences(config: ViTConfig, system: str, norm_eps: float, gelu: str | None = "erf") -> list[str]:
-    """Return one line per difference from `system` in value range, LayerNorm eps and GELU. None skips a check."""
+    """Return one line per difference from `system` in value range, LayerNorm eps or GELU.
+
+    Arguments that are None are not checked.
+    """
     lines = range_differences(config, system)
     if config.norm_eps != norm_eps:
         lines.append(f"LayerNorm eps is {config.norm_eps:g} in Vitreous and {norm_eps:g} in {system}")
