@@ -60,5 +60,6 @@ def test_free_memory_is_estimated_where_the_system_does_not_report_it(monkeypatc
     """As on macOS and Windows."""
     monkeypatch.setattr(device, "MEMINFO", "/nonexistent")
     monkeypatch.delattr("os.sysconf")
+    monkeypatch.delattr("os.sysconf_names")
     monkeypatch.setattr(device, "LIMITS", ())
     assert free_memory("cpu") > 0

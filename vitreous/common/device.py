@@ -90,7 +90,9 @@ def free_memory(device: str) -> int:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if found := re.search(r"^MemAvailable: *(\d+) kB$", _content(Path(MEMINFO)), re.MULTILINE):
         free = int(found[1]) << 10  # unlike the number of free pages, this includes caches
-    else:  # not on Linux
+    elif "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:  # macOS and Windows do not report it
         free = total_memory(torch.device("cpu")) // 2
     return min(free, total_memory(torch.device("cpu"))) // processes
 

@@ -94,7 +94,7 @@ def test_class_names_are_read_from_the_file(tmp_path: Path) -> None:
         ),
         (
             {"x": noise(2, 2, 2), "y": np.array([0, 5]), "classes": np.array(["a", "b"])},
-            "2 class names, but the labels include '5'",
+            "labels must be from 0 to 1, got '5'",
         ),
         (
             {"x": noise(2, 2, 2), "y": np.array([{}, 1], dtype=object)},
