@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vitreous.evaluation.evaluate_model import SegmentationMetrics as SegmentationMetrics
     from vitreous.evaluation.evaluate_model import evaluate as evaluate
     from vitreous.evaluation.probe import ProbeMetrics as ProbeMetrics
-    from vitreous.explanation.explain import explain as explain
+    from vitreous.explanation.explain_image import explain as explain
     from vitreous.explanation.result import Explanation as Explanation
     from vitreous.inference.engine import Embedding as Embedding
     from vitreous.inference.engine import MultiLabelPrediction as MultiLabelPrediction
@@ -73,7 +73,7 @@ _HOMES = {
     "Embedding": "vitreous.inference.engine",
     "Embeddings": "vitreous.inference.predict_images",
     "evaluate": "vitreous.evaluation.evaluate_model",
-    "explain": "vitreous.explanation.explain",
+    "explain": "vitreous.explanation.explain_image",
     "Explanation": "vitreous.explanation.result",
     "extend": "vitreous.training.extend",
     "Extension": "vitreous.training.extend",

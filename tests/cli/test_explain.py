@@ -11,8 +11,8 @@ from PIL import Image
 from command_line import CommandLine
 from single_patch_models import of_kind, planted
 from vitreous.explanation import METHODS
-from vitreous.explanation import explain as module
-from vitreous.explanation.explain import check_output
+from vitreous.explanation import explain_image as module
+from vitreous.explanation.explain_image import check_output
 from vitreous.model.build import build, build_vit
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.weights.load import save
@@ -149,7 +149,7 @@ def test_unreadable_files_are_errors(command: CommandLine, checkpoint: Path, tmp
     for arguments, status, message in (
         ([tmp_path / "text.png"], 1, "text.png: not an image"),
         ([tmp_path / "cat.png"], 1, "cat.png' does not exist"),
-        ([tmp_path], 1, "is a folder; explain takes a single image"),
+        ([tmp_path], 1, "is a folder"),
         (["none", "--methods", "pca"], 2, "method 'pca' is not available: no image was given"),
     ):
         done = command("explain", checkpoint, *arguments, "--out", tmp_path / "out")

@@ -9,6 +9,7 @@ from PIL import Image
 
 import vitreous
 from single_patch_models import of_kind, planted
+from vitreous.common.checks import BadValue
 from vitreous.explanation import METHODS
 from vitreous.model.config import ViTConfig
 
@@ -58,3 +59,9 @@ def test_results_that_are_not_finite_are_an_error(small: ViTConfig, sample_image
         model.head.weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="NaN or infinity"):
         vitreous.explain(model, sample_image, device="cpu")
+
+
+def test_faithfulness_needs_a_map_to_test() -> None:
+    model = vitreous.create("ViT-Lite-6/4", num_classes=3)
+    with pytest.raises(BadValue, match="faithfulness"):
+        vitreous.explain(model, np.zeros((32, 32, 3), np.uint8), methods=["faithfulness"], device="cpu")

@@ -17,7 +17,7 @@ from vitreous.common.checks import BadValue
 from vitreous.data.open import open_data
 from vitreous.data.sources.targets import NumberTargets
 from vitreous.model.options import MultiLabel, Numbers
-from vitreous.training import Augment, Optim, TableTargets, setup
+from vitreous.training import Augment, Optim, TableTargets
 from vitreous.training.run import train
 from vitreous.weights.load import load
 
@@ -141,9 +141,7 @@ def test_fine_tuning_of_a_classifier(
 
 @TASKS
 @pytest.mark.usefixtures("unreported")
-def test_cached_features_give_the_same_head(
-    task: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_features_give_the_same_head(task: str, table: Path, tmp_path: Path) -> None:
     whole = {"kind": "Preprocessing", "crop_fraction": 1.0}
     small = {"depth": 1, "width": 32, "mlp_width": 32, "patch_size": 4, "preprocessing": whole}
     vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=0, image_size=12, overrides=small), tmp_path / "start")
@@ -151,8 +149,7 @@ def test_cached_features_give_the_same_head(
     plain |= {"init": tmp_path / "start", "augment": Augment(crop="none", flip=0.5, policy="none")}
     plain |= {"targets": NUMBERS} if task == "regress" else {}
     once = train(targeting(task, table, tmp_path / "once", **plain))
-    monkeypatch.setattr(setup, "can_cache", lambda *_: False)
-    often = train(targeting(task, table, tmp_path / "often", **plain))
+    often = train(targeting(task, table, tmp_path / "often", cache_features=False, **plain))
     for name, weight in often.model.state_dict().items():
         torch.testing.assert_close(once.model.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
     assert once.metrics["loss"] == pytest.approx(often.metrics["loss"], rel=1e-4)

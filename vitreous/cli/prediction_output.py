@@ -16,7 +16,7 @@ from vitreous.inference import MultiLabelPrediction, NumberPrediction, Predictio
 from vitreous.inference.prediction_files import MaskFolder, as_dict, write
 
 Result = Prediction | MultiLabelPrediction | NumberPrediction
-ROWS = 1024  # rows that are printed as one table, with the same column widths
+ROWS = 1024  # number of rows that are printed as one table with the same column widths
 SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed
 
 
@@ -37,7 +37,7 @@ def output_results(results: Results[Any], as_json: bool, out: Path | None) -> No
 
 
 def print_table(predictions: Iterable[Result], console: Console | None = None) -> None:
-    """Print one row per image: file name and prediction. Images unlike the training images are marked."""
+    """Print one row per image: file name and prediction."""
     console = console or standard_output()
     remaining, header = iter(predictions), True
     while group := list(itertools.islice(remaining, ROWS)):
@@ -70,7 +70,7 @@ def _output_masks(results: Results[Segmentation], as_json: bool, out: Path | Non
 
 
 def _print_summary(results: Results[Any], out: Path | None) -> None:
-    """Print the number of images, the output path and the speed; raise ValueError if every image failed."""
+    """Print the number of images, the output path and the speed. Raise ValueError if no image could be read."""
     in_file = out is not None and out.is_file()
     if results.images and results.errors == results.images:
         where = f" (see {out})" if in_file else ""

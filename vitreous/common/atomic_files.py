@@ -6,7 +6,7 @@ On a file system with atomic renames:
   folders in one step (Linux can), `recover` restores the old folder after a crash between two renames.
 - If the `with` block fails or the disk is full, `path` is unchanged and the temporary files are removed. The next save
   to the same path removes temporary files left by a killed process.
-- If two processes save to the same path, the last one wins and their files are never mixed.
+- If two processes save to the same path, the last save wins, and the files of both saves are never mixed.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ FULL = {errno.ENOSPC: "no space left on device", errno.EDQUOT: "disk quota excee
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary path with the same suffix. The file there replaces `path` if the block succeeds.
+    """Yield a temporary path with the same suffix. The file written to it replaces `path` if the block succeeds.
 
-    `needed`: Number of bytes to write, if known, for the error message when the disk is full.
+    `needed`: Number of bytes to write, if known. The error message includes it if the disk is full.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
@@ -52,7 +52,7 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """Yield an empty temporary folder that replaces the folder at `path` if the block succeeds.
 
-    `ours`: Patterns of files to replace; other files are copied from the old folder. None replaces everything.
+    `ours`: Patterns of files to replace; other files are copied from the old folder. With None, all files are replaced.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
@@ -75,7 +75,7 @@ def atomic_folder(
 
 
 def foreign_files(folder: Path, ours: Sequence[str]) -> list[str]:
-    """List the files below a folder that match none of the patterns, as relative paths."""
+    """Return the relative paths of all files in a folder and its subfolders that match none of the patterns."""
     found = []
     for parent, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -87,7 +87,7 @@ def foreign_files(folder: Path, ours: Sequence[str]) -> list[str]:
 
 
 def recover(path: str | os.PathLike[str]) -> None:
-    """Restore the old folder after a crash between two renames; otherwise do nothing."""
+    """Restore the old folder if a save crashed between its two renames; otherwise do nothing."""
     path = Path(os.path.realpath(path))
     old = _old(path)
     for _ in range(20):
@@ -142,7 +142,7 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def _aside(path: Path, needed: int | None, folder: bool) -> Iterator[Path]:
-    """Yield a new file or folder next to `path`, and remove it on failure. Report a full disk as OSError."""
+    """Yield a new file or folder next to `path`, and remove it on failure. If the disk is full, raise OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in _left_aside(path):
         with _lock(left) as free:
@@ -179,7 +179,7 @@ def _create_locked(path: Path, folder: bool) -> tuple[Path, int | None]:
         try:
             descriptor = os.open(aside, os.O_RDONLY)
         except FileNotFoundError:
-            continue  # another process removed it before it was locked
+            continue  # another process removed the path before it was locked
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if aside.exists():
             return aside, descriptor
@@ -233,7 +233,7 @@ def _in_use(aside: Path) -> bool:
 
 
 def _reason(error: BaseException | None) -> int | None:
-    """Return the errno if the error or one of its causes is a full disk, otherwise None."""
+    """Return the errno if a full disk caused the error, otherwise None."""
     while error is not None:
         for code in FULL:
             if getattr(error, "errno", None) == code or os.strerror(code) in str(error):

@@ -56,7 +56,7 @@ def decode(hint: Any, value: object, path: str) -> Any:
     if origin is tuple:
         return _decode_tuple(arguments, value, path)
     if origin is Literal:
-        return value  # the dataclass checks the choice
+        return value  # the dataclass checks the value
     if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if hint is Path and isinstance(value, str | Path):
@@ -78,7 +78,7 @@ def _encode(value: Any) -> Any:
 
 def _decode_tuple(arguments: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
     if arguments == (int, int) and type(value) is int:
-        value = (value, value)  # squares may be given as one number
+        value = (value, value)  # one number stands for a square
     if not isinstance(value, list | tuple):
         raise ValueError(f"{path} must be a list, got {value!r}")
     if arguments[-1] is Ellipsis:
@@ -124,7 +124,7 @@ def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
     for text in texts:
         name, _, value = text.partition("=")
         try:
-            fields[name] = json.loads(value)  # "" is not JSON
+            fields[name] = json.loads(value)  # also fails if there is no "="
         except json.JSONDecodeError:
             fail("set", text, 'field=JSON, e.g. registers=4 or \'position={"kind": "Rotary2d"}\'')
     return fields

@@ -1,4 +1,4 @@
-"""Device and dtype selection, placement of modules, and the memory of a device."""
+"""Device and dtype selection, placement of models, and device memory."""
 
 import copy
 import os
@@ -74,7 +74,7 @@ def check_bytes(needed: int, device: torch.device, subject: str, advice: str) ->
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the memory of the GPU, or of the machine or container, in bytes."""
+    """Return the total memory in bytes: of the GPU, or for other devices of the machine or container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     limits = [int(text) for file in LIMITS if (text := _content(Path(file))).isdigit()]  # not "max"
@@ -84,14 +84,16 @@ def total_memory(device: torch.device) -> int:
 
 
 def free_memory(device: str) -> int:
-    """Return the memory, in bytes, that is available to this process on the device."""
+    """Return the free memory, in bytes, that this process can use on the device."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if found := re.search(r"^MemAvailable: *(\d+) kB$", _content(Path(MEMINFO)), re.MULTILINE):
-        free = int(found[1]) << 10  # unlike the free pages, this includes caches
-    else:
+        free = int(found[1]) << 10  # unlike the number of free pages, this includes caches
+    elif "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:  # macOS and Windows do not report it
+        free = total_memory(torch.device("cpu")) // 2
     return min(free, total_memory(torch.device("cpu"))) // processes
 
 

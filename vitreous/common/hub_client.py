@@ -1,6 +1,6 @@
 """Downloads listings and files from an untrusted Hugging Face Hub to huggingface_hub's cache.
 
-huggingface_hub does not limit the size or duration of responses, and derives cache file names from their headers.
+huggingface_hub does not limit the size or duration of responses, and derives cache file names from response headers.
 Inside `exchange()`, a custom HTTP transport limits and checks responses. Requests by other code are not affected.
 """
 
@@ -170,7 +170,7 @@ class BoundedTransport(httpx2.BaseTransport):
         if exchange is None:
             return self.transport.handle_request(request)
         if exchange.pace is not None:
-            exchange.pace.add(0)  # so that repeated broken connections count as slow
+            exchange.pace.add(0)  # time spent on broken connections counts too
         request.headers["Accept-Encoding"] = "identity"  # compressed responses could be decompression bombs
         if not may_see_token(request.url):
             request.headers.pop("Authorization", None)
@@ -255,7 +255,10 @@ def _is_file(exchange: Exchange, request: httpx2.Request, response: httpx2.Respo
 
 
 def may_see_token(url: httpx2.URL) -> bool:
-    """Return True if `url` may receive the token: the configured Hub, or the official one that mirrors redirect to."""
+    """Return True if `url` may receive the token: it is on the configured Hub or on the official Hub.
+
+    Mirrors redirect to the official Hub.
+    """
     hub = httpx2.URL(constants.ENDPOINT)
     upgraded = url.scheme == "https" and url.host == hub.host
     return upgraded or url.origin in (hub.origin, httpx2.URL(OFFICIAL).origin)
@@ -310,7 +313,10 @@ def check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2
     schemes = ("https",) if request.url.scheme == "https" else ("http", "https")
     good = target.scheme in schemes and target.host
     if not good or (exchange.file is None and not may_see_token(target)):
-        raise BadResponse(f"{_named(request)} redirects to {location[:200]!r}, which is not allowed")
+        raise BadResponse(
+            f"{_named(request)} redirects to {location[:200]!r}, which is not allowed: a redirect must be a valid URL, "
+            "keep HTTPS and, for repository requests, stay on the Hub"
+        )
 
 
 def _check_size(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> int:
@@ -339,7 +345,7 @@ def _check_size(exchange: Exchange, request: httpx2.Request, response: httpx2.Re
 
 
 def check_space(name: str, size: int) -> None:
-    """Raise OSError if the disk of the cache has less than `size` bytes free."""
+    """Raise OSError if fewer than `size` bytes are free on the disk of the cache."""
     cache = Path(constants.HF_HUB_CACHE).absolute()
     free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free
     if size > free:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
-Report = Callable[[str, int, int], None]  # stage, number of finished items, number of all items
+Report = Callable[[str, int, int], None]  # stage, number of finished items, total number of items
 
 
 def silent(stage: str, done: int, total: int) -> None:

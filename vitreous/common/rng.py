@@ -12,7 +12,7 @@ _MIX1, _MIX2 = -4658895280553007687, -7723592293110705685
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift (torch's own shift is arithmetic)."""
+    """Logical right shift (the `>>` of torch is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -37,7 +37,7 @@ class SampleRng:
     def to(self, device: torch.device) -> "SampleRng":
         """Return a copy that draws the same numbers on another device.
 
-        Only the keys are copied, because larger copies to a GPU block until its queued work is done.
+        Only the keys are copied. Copying more data to a GPU would block until the GPU has finished its queued work.
         """
         moved = copy.copy(self)
         moved.keys = self.keys.to(device, non_blocking=True)

@@ -52,7 +52,7 @@ def _check(found: os.stat_result, path: str | os.PathLike[str]) -> None:
 
 
 MAX_JSON_BYTES = 1 << 26
-MAX_JSON_DEPTH = 64  # nested objects and lists; configs need fewer than ten levels
+MAX_JSON_DEPTH = 64  # levels of nested objects and lists; configs need fewer than ten
 
 
 def parse_json(text: str | bytes, source: Path | str, error: type[ValueError] = ValueError) -> Any:

@@ -1,6 +1,6 @@
 """Data loaders. The sample order is a pure function of (seed, epoch), independent of the number of workers.
 
-Worker processes decode images to uint8 and crop them and their masks with the same random numbers. Augmentation
+Worker processes decode images to uint8 and apply the same random crop to each image and its mask. Augmentation
 (vitreous.data.augment) then runs on the device, on whole batches. Data sets that fit in memory are read only once (see
 resident.py).
 
@@ -110,7 +110,7 @@ class Reader(Dataset[Batch]):
         return Batch(images, labels, indices, keys, epoch, problems, masks)
 
     def describe(self, index: int, problem: object) -> str:
-        """Return the name of an unreadable image with the reason."""
+        """Return the name of an unreadable image, followed by the reason."""
         return f"{one_line(self.source.name(index))}: {problem}"
 
     def stored_mask(self, index: int) -> UInt8[np.ndarray, "h w"]:
@@ -154,7 +154,7 @@ class BatchSlice:
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
-    """Return the shuffled indices of an epoch and their RNG keys. Repeats are adjacent, so they are in one batch."""
+    """Return the shuffled indices of an epoch and their RNG keys. Repeats of an image are adjacent."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     order = torch.randperm(count, generator=generator)
     if repeats == 1:
@@ -221,8 +221,9 @@ class EvalLoader:
     """Iterates over this process's slice of the images, in order and resized for evaluation.
 
     All processes get the same number of batches, as FSDP requires, and all batches have the same size, so that a
-    compiled model is compiled once. The last image is repeated where necessary. With `keep`, threads read the batches
-    in the first evaluation, and they stay on that device; otherwise worker processes read them in every evaluation.
+    compiled model is compiled once. The last image is repeated where necessary. If `keep` is a device, threads
+    read the batches during the first evaluation, and the batches are then kept on that device. Otherwise worker
+    processes read them in every evaluation.
     """
 
     def __init__(
@@ -283,7 +284,7 @@ def _prepare_worker(worker: int) -> None:
     """Ignore termination signals in a worker and lower its priority.
 
     Ctrl-C and most schedulers signal every process, but the parent needs its workers to finish the current step. The
-    GPU waits only for the parent, which must not compete with workers for a core.
+    GPU waits only for the parent, so workers must not compete with the parent for a core.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

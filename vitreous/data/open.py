@@ -204,7 +204,7 @@ def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
         notes.insert(0, f"val is {val_fraction:.0%} of {drawn_from}, drawn with seed {seed}")
     elif "val" not in splits:
         splits["val"] = splits.pop("test")
-        notes.insert(0, "the test split is used as val, so the best epoch is also selected on it")
+        notes.insert(0, "the test split is used as val, so the best epoch is selected on the test split")
     counts = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS if split in splits)
     note = "; ".join([counts, *notes])
     return DataSet(found.name, splits["train"], splits["val"], splits.get("test"), note, val_drawn)
@@ -226,7 +226,7 @@ def _strata(source: Source) -> tuple[np.ndarray, Sequence[str]]:
 def stratified(
     labels: np.ndarray, classes: Sequence[str], fraction: float, seed: int, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the train and val indices. Val is `fraction` of each class; both contain each class at least once."""
+    """Return the train and val indices. Val is `fraction` of each class; both splits contain every class."""
     if not 0 < fraction < 1:
         fail("val_fraction", fraction, "more than 0 and less than 1")
     counts = np.bincount(labels, minlength=len(classes))

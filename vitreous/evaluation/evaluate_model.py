@@ -35,10 +35,10 @@ from vitreous.tasks.target_metrics import TargetEvaluation
 from vitreous.weights.native import CALIBRATION, provenance_of
 
 SHOWN = 12  # maximum number of worst classes to print
-SHOWN_SEGMENTS = 20  # the same for segmenters
+SHOWN_SEGMENTS = 20  # the same limit for segmenters
 CROSS_FITTED = (
-    "The model was calibrated on this split. For ece_calibrated, each half of the images uses the temperature of the "
-    "other half."
+    "The model was calibrated on this split. For ece_calibrated, each half of the images uses the temperature fitted "
+    "to the other half."
 )
 
 
@@ -63,7 +63,7 @@ class _ModelMetrics:
     def open_data(
         cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
     ) -> DataSet:
-        """Open the data, and raise if the classes of the model differ from it."""
+        """Open the data. Raise if its classes differ from those of the model."""
         raise NotImplementedError
 
     @classmethod
@@ -116,7 +116,7 @@ class ClassificationMetrics(_ModelMetrics):
     top5: float
     loss: float
     ece: float
-    ece_calibrated: float | None = None  # with the temperature of the model's calibration; None if it has none
+    ece_calibrated: float | None = None  # with the calibrated temperature; None if the model is not calibrated
 
     @classmethod
     def open_data(
@@ -126,7 +126,7 @@ class ClassificationMetrics(_ModelMetrics):
         data = open_data(spec, **where)
         if config.num_classes != len(data.classes) or config.labels not in ((), data.classes):
             own = f"the classes {_few(config.labels)}" if config.labels else f"{config.num_classes} unnamed classes"
-            raise ValueError(f"the model was trained on {own}, but the classes of {data.name} are {_few(data.classes)}")
+            raise ValueError(f"the model was trained on {own}, but {data.name} has the classes {_few(data.classes)}")
         return data
 
     @classmethod
@@ -303,23 +303,23 @@ def evaluate(
     model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
     data: Data set, as for `vitreous.train`.
     split: Split to evaluate; by default test if it exists, otherwise val.
-    image_size: Image size, by default that of the model; position embeddings are resampled.
+    image_size: Image size; defaults to the image size of the model. Position embeddings are resampled.
     data_root: Local copy of a data set that is otherwise downloaded.
-    val_fraction: Fraction to hold out if the data has no validation split; use the value from training.
-    seed: Seed of the held-out split (use the value from training) and of the probe.
+    val_fraction: Fraction of images to hold out if the data has no validation split. Use the value from training.
+    seed: Seed for the held-out split and the probe. Use the value from training.
     workers: Number of decoding threads.
-    flip: Average predictions with those for the mirrored images.
-    decode: "fast" decodes large JPEGs at a reduced scale, which can change results; only for classifiers.
+    flip: Average the predictions for each image and its mirror image.
+    decode: "fast" decodes large JPEGs at a reduced scale, which can change the results. Only for classifiers.
     probe: Evaluate the frozen encoder with k-NN, a linear classifier or few-shot least squares.
     features: "pooled" (input of the head) or "class+mean" (the class token and the mean of the patches), for probes.
     cache: Folder in which to cache the features for a probe.
     neighbours: Numbers of neighbours for k-NN, evaluated in one pass; the first is reported.
-    shots: Numbers of images per class for few-shot probes; the first is reported. By default 5, 10 and 25, except
-        those that exceed the smallest class.
+    shots: Numbers of images per class for few-shot probes; the first is reported. By default 5, 10 and 25, as far as
+        the smallest class has enough images.
     ignore: Classes to exclude from the metrics of a segmenter.
     target: Columns of the table with the labels of a multi-label classifier, as in `vitreous.train`, or with the
         numbers of a regression model, if they have other names than in training.
-    progress: Callback that receives the current stage and the numbers of finished and of all items.
+    progress: Callback that receives the current stage, the number of finished items and the total number.
 
     >>> import vitreous
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides={"depth": 1, "patch_size": 4})
@@ -343,7 +343,7 @@ def evaluate(
     model = open_model(model, image_size)
     kind = next((kind for kind in METRICS if kind.task == model.config.task), None)
     if kind is None:
-        raise ValueError("the model has no head: use --probe knn, linear or fewshot to evaluate its features")
+        raise ValueError("the model has no head; use --probe knn, linear or fewshot to evaluate its features")
     runner = predictor_for(model, device, decode=decode, **running)
     found = kind.open_data(model.config, spec, ignore, target, **opening)
     name, source = choose_split(found, split)
@@ -354,7 +354,7 @@ def evaluate(
 
 
 def _calibrated_on(model: Any, data: DataSet, source: Source) -> bool:
-    """Return True if the model was calibrated on these images, and few enough of them to cross-fit the temperature."""
+    """Return True if the model was calibrated on exactly these images, so that the temperature must be cross-fitted."""
     record = provenance_of(model).get(CALIBRATION)
     if model.config.calibration is None or not isinstance(record, dict) or record.get("data") != data.name:
         return False
@@ -372,7 +372,7 @@ def _check_options(
     split: str | None,
     ignore: Sequence[str],
 ) -> None:
-    """Check the options that depend on the probe, before anything is opened."""
+    """Check the options that depend on the probe before opening any files."""
     _check_used(probe is not None, "with --probe", features=(features, "pooled"), cache=(cache, None))
     _check_used(probe == "knn", "with --probe knn", neighbours=(tuple(neighbours), (20,)))
     _check_used(probe == "fewshot", "with --probe fewshot", shots=(tuple(shots), ()))
@@ -405,7 +405,7 @@ def choose_split(data: DataSet, split: str | None = None) -> tuple[str, Source]:
 def about(
     model: Any, data: DataSet, split: str, images: int, started: float, val_fraction: float, seed: int
 ) -> dict[str, Any]:
-    """Return the common fields of the metrics. `doubt` warns of a model trained on another split of the data."""
+    """Return the common fields of the metrics. `doubt` is a warning if the model was trained on another split."""
     seconds, trained = time.perf_counter() - started, provenance_of(model)
     then, doubt = (trained.get("seed"), trained.get("val_fraction")), ""
     if data.val_drawn and trained.get("data") == data.name and None not in then and then != (seed, val_fraction):
@@ -417,12 +417,12 @@ def about(
 
 
 def check_classes(known: Sequence[str], count: int, classes: Sequence[str], where: str) -> None:
-    """Raise ValueError if the classes of a segmenter differ from those of the masks."""
+    """Raise ValueError if a segmenter and the masks have different classes."""
     if len(classes) == count and tuple(known) in ((), tuple(classes)):
         return
     trained = f"the classes {', '.join(known)}" if known else f"{count} unnamed classes"
     others = [name for name in classes if name not in known]
-    hint = f"; exclude the others with --ignore {' '.join(others)}" if set(known) < set(classes) else ""
+    hint = f"; exclude the other classes with --ignore {' '.join(others)}" if set(known) < set(classes) else ""
     hint = "; do not use --ignore for classes of the model" if set(classes) < set(known) else hint
     found = ", ".join(classes)
     raise ValueError(f"the model was trained on {trained}, but the masks of {where} have the classes {found}{hint}")

@@ -60,9 +60,9 @@ class FeatureRows(NamedTuple):
 def extract(predictor: Embedder, source: Source, kind: FeatureKind = "pooled", progress: Report = silent) -> FeatureSet:
     """Compute the features of all readable images.
 
-    A million vectors of width 768 take 3 GB, or half of that in bfloat16.
+    A million vectors of width 768 take 3 GB, or half as much in bfloat16.
     """
-    # float16 has more precision than bfloat16, but less range, which is checked.
+    # float16 is more precise than bfloat16 but has a smaller range, so extract_rows checks for overflow.
     stored = torch.float32 if predictor.dtype == torch.float32 else torch.float16
     features, labels, problems = extract_rows(predictor, source, kind, progress, stored)
     if problems:
@@ -79,7 +79,7 @@ def extract_rows(
     progress: Report = silent,
     stored: torch.dtype = torch.float32,
 ) -> FeatureRows:
-    """Compute the features of all images, and keep a row for unreadable ones."""
+    """Compute the features of all images. Rows of unreadable images are zero."""
     width = predictor.width * (2 if kind == "class+mean" else 1)
     labels, problems = torch.from_numpy(source.labels.copy()), []
     features = torch.zeros(len(source), width, dtype=stored)
@@ -94,7 +94,7 @@ def extract_rows(
             problems.append(f"{one_line(result.name)}: {result.error}")
     broken = sum(int((~features[rows].isfinite().all(dim=1)).sum()) for rows in slices(len(features), 4096))
     if broken:
-        hint = ", or do not fit in float16; try --precision fp32" if stored == torch.float16 else ""
+        hint = ", or exceed the range of float16; try --precision fp32" if stored == torch.float16 else ""
         raise ValueError(f"the features of {broken} of {len(features)} images are infinite or NaN{hint}")
     return FeatureRows(features, labels, problems)
 
@@ -111,7 +111,8 @@ def count_hits(
 ) -> Int[Tensor, "2"]:
     """Count the images whose true class is among the top k scores, for each k in `ranks`.
 
-    In ties, the lower class index ranks first. Rows with NaN, or an infinite score of the true class, do not count.
+    Ties are broken in favour of the lower class index. Rows with NaN or an infinite score for the true class are not
+    counted.
     """
     own = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
@@ -140,7 +141,7 @@ def cached_features(
     kind: FeatureKind = "pooled",
     progress: Report = silent,
 ) -> tuple[FeatureSet, bool]:
-    """Read features from a cache folder, or extract and store them. Also return True if they were cached."""
+    """Read features from a cache folder, or compute and store them. Also return True if they were in the cache."""
     file = None
     if folder is not None:
         if folder.is_file():
@@ -163,7 +164,7 @@ def write_features(features: FeatureSet, file: Path) -> None:
 
 
 def read_features(file: Path) -> FeatureSet | None:
-    """Memory-map the features in a file. Return None if it is missing or damaged."""
+    """Memory-map the features in a file. Return None if the file is missing or damaged."""
     try:
         with safe_open(file, framework="pt") as opened:
             problems = json.loads((opened.metadata() or {})["problems"])
@@ -176,7 +177,7 @@ def read_features(file: Path) -> FeatureSet | None:
 
 
 def digest(model: Model, source: Source, **how: object) -> str:
-    """Return a hash, in 32 hexadecimal digits, of everything that the features depend on."""
+    """Hash everything that the features depend on. Return 32 hexadecimal digits."""
     weights = weights_digest(model.config, model.state_dict())
     total = hashlib.sha256(json.dumps([vitreous.__version__, weights, how], sort_keys=True).encode())
     for stamp in _stamps(source):
@@ -193,7 +194,7 @@ def _stamps(source: Source) -> Iterator[bytes]:
 
 
 def _stamp(source: Source, index: int) -> bytes:
-    """Return bytes that identify an image: size and modification time of its file, or its pixels."""
+    """Return bytes that identify an image: the size and modification time of its file, or else its pixels."""
     if isinstance(source, Subset):
         return _stamp(source.source, int(source.indices[index]))
     if isinstance(source, FileSource):

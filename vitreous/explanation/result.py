@@ -1,4 +1,4 @@
-"""Results of an explanation, and the code that computes them for the requested methods.
+"""Results of an explanation, and the functions that compute them for the requested methods.
 
 gh, gw: grid height and width.
 """
@@ -14,14 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.common.checks import BadValue, Size, check_choice, check_whole, fail, suggestion
-from vitreous.explanation import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
 from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
     attention_distance,
     layer_indices,
     token_index,
 )
-from vitreous.explanation.importance_maps import BATCH, Faithfulness, faithfulness, importance_map, random_faithfulness
+from vitreous.explanation.methods import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
 from vitreous.explanation.pca_and_similarity import (
     FilterComponents,
     PositionSimilarity,
@@ -30,6 +29,13 @@ from vitreous.explanation.pca_and_similarity import (
     pca_colours,
     position_similarity,
     token_similarity,
+)
+from vitreous.explanation.rollout_relevance_occlusion import (
+    BATCH,
+    Faithfulness,
+    faithfulness,
+    importance_map,
+    random_faithfulness,
 )
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.model.config import ViTConfig
@@ -98,7 +104,7 @@ class Explanation:
 
 
 def class_index(config: ViTConfig, name: str | int | None, field: str = "class") -> int | None:
-    """Return the index of a class given by label or, if no label matches, by index. Errors refer to it as `field`."""
+    """Return the index of a class, given its label or its index. Error messages refer to the argument as `field`."""
     if name is None:
         return None
     name, labels, count = str(name), config.labels, config.num_classes
@@ -115,7 +121,7 @@ def class_index(config: ViTConfig, name: str | int | None, field: str = "class")
 def available_methods(
     config: ViTConfig, has_image: bool, requested: Sequence[str]
 ) -> tuple[list[Method], dict[str, str]]:
-    """Return the methods to run and the reasons for skipping others. Raises if a requested method is unavailable."""
+    """Return the methods to run, and why the others are skipped. Raise if a requested method is unavailable."""
     for method in requested:
         check_choice("methods", method, METHODS)
     missing: dict[str, str] = {}
@@ -128,6 +134,8 @@ def available_methods(
             missing[method] = "the model predicts numbers, not class probabilities"
         if method in requested and method in missing:
             raise BadValue(f"method {method!r} is not available: {missing[method]}")
+    if "faithfulness" in requested and not set(MAPS) & set(requested):
+        fail("methods", "faithfulness", f"accompanied by a map to test, such as {MAPS[0]!r}")
     chosen = [method for method in METHODS if method not in missing and (not requested or method in requested)]
     return chosen, {} if requested else missing
 
@@ -144,7 +152,7 @@ def request(
     for head in heads:
         check_whole("head", head, 0, config.num_heads - 1)
     if query and len(query) != 2:
-        fail("query", " ".join(map(str, query)), "the row and column of a patch")
+        fail("query", " ".join(map(str, query)), "two integers: the row and column of a patch")
     place = (query[0], query[1]) if query else None
     if place is not None:
         token_index(Layout(config.num_prefix_tokens, config.grid), place)
@@ -161,7 +169,10 @@ def compute(
     batch_size: int = BATCH,
     begin: Callable[[str], None] = lambda method: None,
 ) -> None:
-    """Run the methods and store the results. `begin` is called before each; `captured` is None if there is no image."""
+    """Run the methods and store the results in `result`.
+
+    `captured` is None if there is no image. `begin` is called with the name of each method before it runs.
+    """
     maps: dict[MapName, Tensor] = {}
     if captured is not None:
         if captured.model.config.output_kind.classes:

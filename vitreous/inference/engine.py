@@ -1,4 +1,4 @@
-"""Inference engine that prediction, embedding, evaluation, probes and serving share.
+"""Inference engine, shared by prediction, embedding, evaluation, probes and serving.
 
 Threads read and decode images ahead of the model. Decoded images are batched, normalised on the device and passed
 through the model in the chosen precision. Each image yields one result, in order: an output, or an error that does not
@@ -49,11 +49,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Labels of an image, most probable first, or the error if it could not be read.
+    """Labels of an image, most probable first, or an error message if the image could not be read.
 
-    familiarity: Fraction of the validation images that are at most as familiar as this image; None if the model has not
-        been calibrated.
-    label_set: Set of labels that contains the true label with probability `coverage`; None if no coverage was given.
+    familiarity: Fraction of validation images that are at most as familiar as this image. None if the model is not
+        calibrated.
+    label_set: Set of labels that contains the true label with a probability of at least `coverage`. None if no coverage
+        was given.
     """
 
     name: str
@@ -64,11 +65,11 @@ class Prediction:
 
     @property
     def unknown(self) -> bool | None:
-        """True if the image is unlike the training images; None if the model has not been calibrated."""
+        """True if the image is unlike the training images. None if the model has not been calibrated."""
         return None if self.familiarity is None else self.familiarity < UNKNOWN
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON object without the path."""
+        """Return the result as a JSON object without the path."""
         record: dict[str, Any] = {"predictions": label_records(self.predictions)}
         if self.familiarity is not None:
             record |= {"unknown": self.unknown, "familiarity": self.familiarity}
@@ -140,7 +141,7 @@ class NumberPrediction:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Features of an image, or the error if it could not be read."""
+    """Features of an image, or an error message if the image could not be read."""
 
     name: str
     vector: Tensor | None = None  # [d], float32, on the CPU
@@ -155,8 +156,8 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a table: the `top` labels, with the columns of a calibrated or multi-label model, features of length
-    `width`, or one number per target.
+    """Columns of a table of results: `top` labels per image (and the columns of a calibrated or multi-label model),
+    features of size `width`, or one number per target.
     """
 
     top: int = 0
@@ -180,7 +181,7 @@ def label_texts(labels: Sequence[Label], style: str = "") -> Text:
 
 
 class Throughput(NamedTuple):
-    """Number of images and duration of a run, from reading the first image to the last result."""
+    """Number of images in a run, and its duration from reading the first image to the last result."""
 
     images: int
     seconds: float
@@ -201,7 +202,7 @@ _PILLOW = threading.Lock()
 
 @dataclass(frozen=True)
 class SourceImage:
-    """Image in a data source, read in a decoding thread."""
+    """Image in a data source. A decoding thread reads it."""
 
     source: Source
     index: int
@@ -213,7 +214,7 @@ Images = Input | Iterable[Input] | Source
 
 
 class Engine(ABC):
-    """Runs a model on a device and decodes images for it in threads. Subclasses define decoding and outputs."""
+    """Decodes images in threads and runs a model on them. Subclasses define how to decode and what to output."""
 
     model: Any  # a `Model`, possibly wrapped by torch.compile
     tasks: tuple[Task, ...]  # supported model tasks
@@ -221,7 +222,7 @@ class Engine(ABC):
     options: frozenset[str] = frozenset()  # arguments of `predictor_for` that only some predictors support
     max_serving_batch: int | None = None  # maximum batch size in the server; None for no limit
     max_pixels: int | None = None  # maximum number of decoded values to prefetch or batch; None for no limit
-    columns: Columns | None = None  # of the predictions in a table; None if they are masks
+    columns: Columns | None = None  # columns of a table of predictions; None if predictions are masks
 
     def __init__(
         self, model: Model, device: str | torch.device | None, precision: Precision, batch_size: int, workers: int
@@ -234,7 +235,7 @@ class Engine(ABC):
         check_whole("batch_size", batch_size, 1, 2**20)
         check_whole("workers", workers, 0, 2**10)
         if config.channels not in (1, 3):
-            raise ValueError(f"the model takes {config.channels} input channels, but images have 1 (grey) or 3 (RGB)")
+            raise ValueError(f"the model has {config.channels} input channels, but must have 1 (greyscale) or 3 (RGB)")
         self.device = choose_device(device, next(model.parameters()).device)
         check_memory(config, self.device)
         self.dtype = choose_dtype(precision, self.device)
@@ -275,7 +276,7 @@ class Engine(ABC):
         return model_input(pixels, self.device, self.config.preprocessing).to(self.dtype)
 
     def _decoded(self, images: Iterator[Input]) -> Iterator[tuple[str, Tensor | str]]:
-        """Yield each name with its decoded image or error message, prefetching at most two batches."""
+        """Yield each image name with the decoded image or an error message. At most two batches are prefetched."""
         pending: deque[tuple[str, Future[Tensor | str]]] = deque()
         pool = decode_pool(self.workers)
         try:
@@ -345,7 +346,7 @@ def class_scores(
     flip: bool = False,
     output: OutputConfig = ONE_CLASS,
 ) -> Scores:
-    """Return float32 outputs or, with `flip`, outputs that are averaged with those of the mirrored image."""
+    """Return float32 outputs. With `flip`, average the predictions for the image and its mirror image."""
     scores = forward(images).float()
     return mean_scores(scores, forward(images.flip(-1)).float(), output) if flip else scores
 
@@ -364,7 +365,7 @@ def mean_scores(a: Scores, b: Scores, output: OutputConfig) -> Scores:
 
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Switch a module to evaluation mode, disable gradients, and restore both on exit."""
+    """Switch a module to evaluation mode and disable gradients. Restore both on exit."""
     before = module.training
     module.eval()
     try:
@@ -375,7 +376,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def mixed_precision(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """Return an autocast context for `precision`, disabled for float32."""
+    """Return an autocast context for `precision`. It does nothing for float32."""
     mixed = precision != torch.float32
     return torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed)
 
@@ -404,7 +405,7 @@ def name_of(image: Input, index: int) -> str:
 
 
 def encoded(image: Input, value_range: ValueRange | None = None) -> StoredImage:
-    """Return the encoded bytes or the pixels of an image. `value_range` is that of `Preprocessing`."""
+    """Return the encoded bytes or the pixels of an image. See `Preprocessing` for `value_range`."""
     if isinstance(image, SourceImage):
         return image.source.image(image.index)
     if isinstance(image, str | os.PathLike):
@@ -419,7 +420,7 @@ def _pixels(image: Image.Image, value_range: ValueRange | None) -> np.ndarray:
     """Return the pixels of a Pillow image, rotated according to its EXIF orientation."""
     try:
         pixels = pixels_of(image, value_range)
-        orientation = 1 if image.format == "TIFF" else image.getexif().get(0x0112, 1)  # Pillow rotates TIFF itself
+        orientation = 1 if image.format == "TIFF" else image.getexif().get(0x0112, 1)  # Pillow rotates TIFF files
     except Exception as error:  # Pillow raises many kinds of exceptions
         raise UnreadableImage(f"cannot be decoded: {' '.join(str(error).split()) or type(error).__name__}") from error
     return upright(pixels, orientation if orientation in range(1, 9) else 1)
@@ -445,7 +446,7 @@ class _Inline(Executor):
 # ---- Memory ----------------------------------------------------------------------------------------------------------
 # Models that need more memory than the device has are rejected before they run.
 
-SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # below this, skip the estimate, which takes a second or two
+SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # smaller models skip the estimate, which takes a second or two
 
 
 def check_memory(config: ModelConfig, device: torch.device) -> None:
@@ -460,7 +461,7 @@ def input_description(config: ModelConfig, name: str = "the model") -> str:
 
 
 def large_cost(config: ModelConfig) -> "Cost | None":
-    """Return the compute and memory cost of one image, or None for a small model, which needs no check."""
+    """Return the compute and memory cost of one image, or None if the model is too small to need a check."""
     if math.prod(config.image_size) <= SMALL_PIXELS and config.backbone.num_tokens <= SMALL_TOKENS:
         return None
     from vitreous.model.cost import cost  # imports torch's fake tensors, which is slow

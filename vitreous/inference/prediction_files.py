@@ -1,7 +1,6 @@
-"""Output files: predictions and embeddings as JSON, CSV or Parquet (chosen by file extension), and masks as PNG.
+"""Writes predictions and embeddings as JSON, CSV or Parquet (depending on the file extension), and masks as PNG.
 
-Results are written as they arrive, so they need not fit in memory. A file appears under its final name only when it is
-complete.
+Results are written as they arrive, so they need not fit in memory. A file gets its final name once it is complete.
 """
 
 import csv
@@ -35,7 +34,7 @@ def write(results: Iterable[Result], path: str | os.PathLike[str], columns: Colu
 
 
 def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path, Columns], None]:
-    """Return the writer for a file name. Raises if the extension is unknown or requires a missing package."""
+    """Return the writer for a file name. Raise if the extension is unknown or requires a missing package."""
     writers = {".json": _write_json, ".jsonl": _write_lines, ".csv": _write_csv, ".parquet": _write_parquet}
     extension = Path(path).suffix.lower()
     if extension not in writers:
@@ -72,10 +71,10 @@ def _write_json(results: Iterable[Result], path: Path, columns: Columns) -> None
 
 
 def _write_csv(results: Iterable[Result], path: Path, columns: Columns) -> None:
-    """Write columns path, label and probability of each rank, and error; or path, feature_0, ... and error.
+    """Write the columns path, label_1, probability_1, label_2, ..., error, or path, feature_0, ..., error.
 
-    A calibrated model adds unknown and familiarity, and label_set (a JSON list) if there is a coverage. A multi-label
-    model adds labels (a JSON list). A regression model has one column per target.
+    A calibrated model adds the columns unknown and familiarity. A coverage adds the column label_set (a JSON list). A
+    multi-label model adds labels (a JSON list). A regression model has a column per target.
     """
     names = [f"feature_{i}" for i in range(columns.width)] + [clean(target) for target in columns.targets]
     names += ["labels"] * columns.labels
@@ -103,10 +102,10 @@ def _pyarrow() -> Any:
 
 
 def _write_parquet(results: Iterable[Result], path: Path, columns: Columns) -> None:
-    """Write columns path, label, index, probability, predictions and error, or path, embedding and error.
+    """Write the columns path, label, index, probability, predictions and error, or path, embedding and error.
 
-    A calibrated model adds unknown and familiarity, and label_set if there is a coverage. A multi-label model adds
-    labels. A regression model has one column per target.
+    A calibrated model adds the columns unknown and familiarity. A coverage adds the column label_set. A multi-label
+    model adds labels. A regression model has a column per target.
     """
     arrow = _pyarrow()
     label = {"label": arrow.string(), "index": arrow.int32(), "probability": arrow.float32()}
@@ -135,7 +134,8 @@ def _write_parquet(results: Iterable[Result], path: Path, columns: Columns) -> N
 class MaskFolder:
     """Writes masks/NAME.png (class ids) and overlays/NAME.png for each image.
 
-    NAME is the image path relative to the common folder, without the extension unless two images would collide.
+    NAME is the image path relative to the common folder of all images. The extension is only kept if two images would
+    otherwise have the same name.
     Files that Vitreous did not write, such as the masks of a data set, are never overwritten.
     """
 
@@ -157,7 +157,7 @@ class MaskFolder:
         return [self.folder / kind / f"{self.names[name]}.png" for kind in ("masks", "overlays")]
 
     def write(self, result: Segmentation) -> None:
-        """Write the mask and overlay of an image, unless it could not be read."""
+        """Write the mask and the overlay of an image. Images that could not be read are skipped."""
         if result.mask is None or result.pixels is None:
             return
         mask, laid_over = self._files(result.name)
@@ -169,7 +169,7 @@ class MaskFolder:
         write_png(with_legend(shown, self._legend(result.mask)), laid_over)
 
     def _legend(self, mask: np.ndarray) -> list[tuple[str, list[int]]]:
-        """Return the name and colour of each class in the mask, without the background, which is not tinted."""
+        """Return the name and colour of each class in the mask, except the background, which is not tinted."""
         background, labels = self.predictor.background, self.predictor.labels
         present = [index for index in np.unique(mask).tolist() if index < len(labels) and index != background]
         return [(labels[index], palette(background)[index].tolist()) for index in present]

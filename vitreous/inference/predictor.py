@@ -6,6 +6,7 @@ other images in its batch.
 b: batch; c: channels; h, w: height and width; d: feature width; k: classes.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from vitreous.common.text import clean
 from vitreous.common.threads import cores
 from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
-from vitreous.inference.calibration import familiarity_ranks, label_sets
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
     Columns,
@@ -38,7 +38,7 @@ from vitreous.inference.engine import (
 )
 from vitreous.inference.mask_images import background_of
 from vitreous.model.base_config import ModelConfig, Task
-from vitreous.model.calibration import check_coverage
+from vitreous.model.calibration import FRACTIONS, Calibration, check_coverage
 from vitreous.model.centre_crop import covering
 from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import ClassToken, MultiLabel, Numbers
@@ -56,7 +56,7 @@ NOT_CALIBRATED = "the model has not been calibrated; use `vitreous calibrate` wi
 
 
 class Answer(NamedTuple):
-    """Fields of a `Prediction`."""
+    """Fields of a `Prediction` that `interpret` computes from the scores of an image."""
 
     predictions: tuple[Label, ...]
     familiarity: float | None = None
@@ -66,17 +66,17 @@ class Answer(NamedTuple):
 class Embedder(Engine):
     """Computes features of images; base of the predictors with one result per image.
 
-    The model is never moved or converted in place: the predictor copies it if the device or dtype differs, and shares
-    its tensors otherwise. Each run sets the model to evaluation mode.
+    The given model is never moved or converted. If the device or dtype differs, the predictor uses a copy; otherwise it
+    shares the tensors of the model. Each run sets the model to evaluation mode.
 
     Args:
-        device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's
-            device if that is an accelerator, and otherwise means "auto".
-        precision: "fp32", "bf16", or "auto" for bf16 on GPUs that support it and fp32 elsewhere.
+        device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's device if it
+            is an accelerator; otherwise, None is the same as "auto".
+        precision: "fp32", "bf16" or "auto", which uses bf16 on GPUs that support it, and fp32 otherwise.
         flip: Average predictions (or features) over the image and its mirror image.
         compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
-        workers: Number of decoding threads. 0 decodes in the calling thread; None uses one per core, at most 16.
-        decode: "exact", or "fast" to decode large JPEGs at a reduced scale, which can change results.
+        workers: Number of decoding threads. 0 decodes in the calling thread; None uses a thread per core, at most 16.
+        decode: "exact" or "fast", which decodes large JPEGs at a reduced scale and can change the results.
     """
 
     tasks: tuple[Task, ...] = ("classify", "multilabel", "regress", "embed")
@@ -184,8 +184,8 @@ class Predictor(Embedder):
 
     Args:
         top: Number of labels per image.
-        coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). The model
-            must be calibrated, as it is after `vitreous train` or `vitreous calibrate`.
+        coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). This needs
+            a calibrated model; `vitreous train` and `vitreous calibrate` calibrate models.
         device, batch_size, precision, flip, compile, workers, decode: See `Embedder`.
 
     >>> import numpy as np
@@ -236,7 +236,7 @@ class Predictor(Embedder):
         return self.run(images, self._predictions, Prediction)
 
     def stream_scores(self, images: Images) -> Iterator[Embedding]:
-        """Yield the logits of each image, followed by its familiarity score if the model has one, for `interpret`."""
+        """Yield the input of `interpret` for each image: the logits and, if the model supports it, the familiarity."""
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores_and_familiarity(pixels)), Embedding)
 
@@ -270,6 +270,22 @@ def interpret(predictor: Engine, scores: Float[Tensor, "b n"], top: int, coverag
     if config.calibration is not None and coverage is not None:
         sets = label_sets(config.calibration, probabilities, labels, coverage)
     return [Answer(*one) for one in zip(best, familiar, sets, strict=True)]
+
+
+def familiarity_ranks(calibration: Calibration, scores: Float[Tensor, "b"]) -> list[float]:
+    """Return, for each image, the fraction of validation images that are not more familiar."""
+    missing = len(FRACTIONS) - len(calibration.familiarities)
+    fractions = (0.0, *FRACTIONS)
+    return [fractions[bisect.bisect_right(calibration.familiarities, score) + missing] for score in scores.tolist()]
+
+
+def label_sets(
+    calibration: Calibration, probabilities: Float[Tensor, "b k"], labels: Sequence[str], coverage: float
+) -> list[tuple[Label, ...]]:
+    """Return the label set of each image, most probable label first."""
+    sizes = (probabilities >= calibration.probability_threshold(coverage)).sum(dim=1).tolist()
+    ranked = top_labels(probabilities, labels, max([*sizes, 1]))
+    return [row[:size] for row, size in zip(ranked, sizes, strict=True)]
 
 
 def _finite_rows(rows: Float[Tensor, "b n"]) -> list[Any]:
@@ -376,15 +392,15 @@ def numbers(scores: Float[Tensor, "*b targets"], config: ModelConfig) -> Float[T
 
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------
-# An image is resized to cover the model's input size, keeping its aspect ratio, and processed in sliding windows of
-# that size. The scores are resized to the original image size before the argmax.
+# An image is resized to cover the model's input size without changing its aspect ratio, and is processed in sliding
+# windows of the input size. The scores are resized to the original image size before the argmax.
 
-LONGEST = 16  # maximum aspect ratio, because elongated images need many windows and much memory
+LONGEST = 16  # maximum aspect ratio, because elongated images need many windows and a lot of memory
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """Pixels and mask of an image, or the error if it could not be read."""
+    """Pixels and mask of an image, or an error message if the image could not be read."""
 
     name: str
     pixels: UInt8[np.ndarray, "h w c"] | None = None
@@ -399,12 +415,12 @@ class Segmentation:
         return (np.bincount(self.mask.ravel(), minlength=classes) / self.mask.size).tolist()
 
     def largest_classes(self) -> list[tuple[int, float]]:
-        """Return the index and fraction of each class that occurs, largest first."""
+        """Return the index and the pixel fraction of each class in the mask, largest first."""
         pairs = enumerate(self.fractions(len(self.labels)))
         return sorted((pair for pair in pairs if pair[1]), key=lambda pair: -pair[1])
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON object without the path."""
+        """Return the result as a JSON object without the path."""
         assert self.mask is not None
         classes = [{"label": clean(self.labels[i]), "share": fraction} for i, fraction in self.largest_classes()]
         return {"height": self.mask.shape[0], "width": self.mask.shape[1], "classes": classes}
@@ -416,7 +432,7 @@ class SegmentPredictor(Engine):
     Args:
         device, precision: See `Predictor`.
         flip: Average scores over the image and its mirror image.
-        overlap: Overlap of neighbouring windows as a fraction, at least 0 and less than 1.
+        overlap: Overlap of neighbouring windows, as a fraction from 0 (inclusive) to 1 (exclusive).
         batch_size: Maximum batch size. Only consecutive images of the same size are batched.
         workers: Number of decoding threads. 0 decodes in the calling thread.
     """
@@ -468,7 +484,7 @@ class SegmentPredictor(Engine):
 
     @torch.inference_mode()
     def scores(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
-        """Compute the class scores at the size to which the images are resized for the model."""
+        """Compute the class scores at the working resolution (`sh` x `sw`), which the sliding windows cover."""
         config = self.config
         seen = covering((pixels.shape[2], pixels.shape[3]), config.image_size)
         images = self.input(torch.stack([resize(one, seen, config.preprocessing.interpolation) for one in pixels]))
@@ -479,7 +495,7 @@ class SegmentPredictor(Engine):
 
 
 def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"]:
-    """Return the class with the highest score at each pixel of an image of this size."""
+    """Resize scores to `size` and return the class with the highest score at each pixel."""
     if tuple(scores.shape[1:]) == size:
         return scores.argmax(0).to(torch.uint8)
     highest = torch.full(size, -torch.inf, device=scores.device)
@@ -516,7 +532,7 @@ def predictor_for(
 ) -> AnyPredictor:
     """Create the predictor for the model's task. See `Predictor` for the arguments.
 
-    `workers=None` and `top=None` mean the predictor's defaults. An argument that has no effect is rejected.
+    `workers=None` and `top=None` select the defaults of the predictor. Arguments without effect are rejected.
 
     >>> from vitreous import create
     >>> type(predictor_for(create("ViT-Lite-6/4", num_classes=3), device="cpu", top=1)).__name__

@@ -18,7 +18,7 @@ from vitreous.model.options import (
     SingleLabel,
 )
 
-# Limits far above any published model. Larger values are probably mistakes and would exhaust the memory.
+# Limits far above any published model. Larger values are probably mistakes and would exhaust memory.
 MAX_WIDTH, MAX_DEPTH, MAX_SIDE, MAX_CLASSES, MAX_TOKENS = 2**16, 1024, 2**16, 10**7, 2**20
 MAX_PARAMETERS = 10**11  # the largest published ViT has 22 billion
 
@@ -28,7 +28,7 @@ Task = Literal["classify", "multilabel", "regress", "embed", "segment"]
 
 @dataclass(frozen=True)
 class OutputKind:
-    """Kind of output of a model. `python` and `command` are the examples on model cards; {source} is the checkpoint."""
+    """Kind of model output. `python` and `command` are usage examples on model cards; {source} is the checkpoint."""
 
     task: Task
     pipeline_tag: str  # name of the task on the Hugging Face Hub; empty if it has none
@@ -90,8 +90,8 @@ class ModelConfig:
     """Everything needed to rebuild a model, preprocess an image and name the classes.
 
     Each model family has a frozen dataclass that inherits from this class. Code outside `vitreous.model` uses only the
-    members below. Families must define the first group, as fields or properties. The other members default to those of
-    a convolutional classifier.
+    members below. Families must define the first group, as fields or properties. The defaults of the other members are
+    those of a convolutional classifier.
     """
 
     if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class ModelConfig:
 
         @property
         def patch_stride(self) -> Size:
-            """Height and width, in image pixels, of one patch of `Model.features`."""
+            """Height and width, in image pixels, of a patch in `Model.features`."""
 
     @property
     def output_kind(self) -> OutputKind:
@@ -148,7 +148,7 @@ class ModelConfig:
 
     @property
     def loss_bytes(self) -> int:
-        """Memory per image that the training loss needs in addition to the activations, if it is significant."""
+        """Memory per image, in bytes, that the training loss needs in addition to the activations; 0 if negligible."""
         return 0
 
     @property
@@ -221,11 +221,11 @@ class ModelConfig:
         return {"output": output}
 
     def uncalibrated(self: C) -> C:
-        """Drop the calibration, which is only valid for the weights, classes and image size that it was fitted to."""
+        """Drop the calibration, which is only valid for the weights, classes and image size for which it was fitted."""
         return self if self.calibration is None else dataclasses.replace(self, calibration=None)  # type: ignore[call-arg]
 
     def override(self: C, fields: Mapping[str, Any]) -> C:
-        """Replace fields with the given values or JSON values. In a segmenter, replace fields of the encoder."""
+        """Return a copy with other field values, which may be JSON. In a segmenter, override the encoder's fields."""
         hints, known = get_type_hints(type(self)), [field.name for field in dataclasses.fields(self)]
         for name in fields:
             if name not in known:

@@ -1,4 +1,4 @@
-"""One encoder layer (equations 2 and 3): attention, then an MLP, each with pre-norm and a residual connection.
+"""One encoder layer (ViT paper, equations 2 and 3): attention and an MLP, each with pre-norm and a residual connection.
 
 b: batch; t: tokens; d: width.
 """
@@ -29,7 +29,7 @@ class GeluMlp(nn.Module):
 
 
 class SwiGluMlp(nn.Module):
-    """Gated MLP: silu(x W1) * (x W2), then a linear layer. W1 and W2 are packed into one layer, in this order."""
+    """Gated MLP: silu(x W1) * (x W2), then a linear layer. W1 and W2 are packed into one layer, in that order."""
 
     def __init__(self, width: int, mlp_width: int, dropout: float = 0.0):
         super().__init__()
@@ -57,7 +57,7 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """In training, drops the residual branch of random images and scales up the rest."""
+    """In training, drops the residual branch for random images and scales it up for the others."""
 
     def __init__(self, rate: float):
         super().__init__()

@@ -1,6 +1,6 @@
 """Resize and centre-crop geometry for evaluation.
 
-The rounding follows the library that the weights come from, because a shift of one pixel can change predictions:
+Sizes are rounded as in the library that the weights come from, because a shift of one pixel can change predictions:
 
 - torchvision rounds size / crop_fraction and the crop offset.
 - timm rounds size / crop_fraction down and rounds the crop offset. For non-square crops and for padding, it rounds the

@@ -1,6 +1,6 @@
 """Model configs: frozen dataclasses that are validated on construction.
 
-This module does not import torch, which keeps the command line fast to start.
+This module does not import torch, so that the command line starts quickly.
 """
 
 import dataclasses
@@ -141,7 +141,7 @@ class ViTConfig(ModelConfig):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Number of tokens before the patches: class token, distillation token and registers, in this order."""
+        """Number of tokens before the patches: class token, distillation token and registers, in that order."""
         return self.class_token + self.distillation_token + self.registers
 
     @property
@@ -181,7 +181,7 @@ class ViTConfig(ModelConfig):
         return super().grid_for(image_size)
 
     def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "ViTConfig":
-        """Replace the classes. Pre-logits belong to pre-training (section 3.2) and are dropped if no label is kept."""
+        """Replace the classes. A `TanhHead`, which is meant for pre-training, becomes linear if no label is kept."""
         pretrained = isinstance(self.head, TanhHead) and not set(self.labels) & set(labels)
         head = LinearHead() if pretrained else self.head
         return dataclasses.replace(super().with_classes(num_classes, labels), head=head)
@@ -230,7 +230,7 @@ class ViTConfig(ModelConfig):
         check_whole("registers", self.registers, 0, 1024)
         check_kind("position", self.position, get_args(PositionConfig))
         if isinstance(self.position, Learned2d) and self.width % 2:
-            fail("width", self.width, "an even number with Learned2d, which concatenates row and column vectors")
+            fail("width", self.width, "an even number for Learned2d, which concatenates row and column vectors")
         if isinstance(self.position, SinCos2d) and (self.width % 4 or self.width < 8):
             fail("width", self.width, "a multiple of 4 and at least 8 for SinCos2d")
         if isinstance(self.position, Rotary2d) and self.head_width % 4:
@@ -396,5 +396,5 @@ AnyConfig = ViTConfig | ResNetConfig | SegmenterConfig  # configs that a checkpo
 
 
 def resnet_parameters(stages: tuple[int, ...], width: int) -> int:
-    """Estimate the number of parameters of a ResNet. A unit of width w has about 17 w^2."""
+    """Estimate the number of parameters of a ResNet. A unit of width w has about 17 w^2 parameters."""
     return sum(17 * (width << stage) ** 2 * units for stage, units in enumerate(stages))

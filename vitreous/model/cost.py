@@ -49,7 +49,7 @@ def cost(config: ModelConfig) -> Cost:
 
 
 class _PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tracks the peak size of tensors created in this mode, excluding weights; shared storage counts once."""
+    """Tracks the peak size of tensors created while it is active, excluding weights; shared storage counts once."""
 
     def __init__(self, model: nn.Module):
         super().__init__()  # type: ignore[no-untyped-call]

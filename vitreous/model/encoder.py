@@ -1,4 +1,4 @@
-"""The Transformer encoder (Figure 1, right): L blocks, one after the other.
+"""The Transformer encoder (ViT paper, Figure 1, right): L blocks in sequence.
 
 b: batch; t: tokens; d: width.
 """
@@ -68,7 +68,7 @@ class Encoder(nn.Module):
     def explicit_step(
         self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> tuple[Float[Tensor, "b heads t t"], Float[Tensor, "b t d"]]:
-        """Return the attention weights of `layer`, and z_{l+1} computed from them (so the weights get gradients)."""
+        """Return the attention weights of `layer`, and z_{l+1} computed from these weights (so they get gradients)."""
         block, terms = cast(Block, self.blocks[layer]), position.attend(layout, before.device)
         weights = block.attention_weights(before, terms)
         return weights, position.between(layer, block.with_weights(before, weights, terms), layout)

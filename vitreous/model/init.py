@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def xavier_(linear: nn.Linear, parts: int = 1) -> nn.Linear:
-    """Initialise each of `parts` packed matrices with Xavier-uniform, and the bias with zeros."""
+    """Initialise each of the `parts` packed matrices with Xavier-uniform, and the bias with zeros."""
     for matrix in linear.weight.chunk(parts):
         nn.init.xavier_uniform_(matrix)
     if linear.bias is not None:

@@ -24,7 +24,7 @@ def check_images(images: Tensor, channels: int) -> None:
 def check_matches(images: Tensor, weight: Tensor) -> None:
     """Raise a clear error if images and weights differ in dtype or device.
 
-    Called after a torch error rather than before the forward pass, when weights may still be offloaded or sharded.
+    Called only after a torch error, because weights may be offloaded or sharded before the forward pass.
     """
     if images.device != weight.device:
         raise ValueError(

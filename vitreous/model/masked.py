@@ -29,7 +29,7 @@ class Filled(NamedTuple):
 
     losses: Float[Tensor, "b"]
     hidden: Bool[Tensor, "b n"]
-    patches: Float[Tensor, "b n p"]  # detached pixels in the target's scale, for display
+    patches: Float[Tensor, "b n p"]  # detached, and scaled like the target, for display
 
 
 # ---- Masked patch prediction (appendix B.1.2) ------------------------------------------------------------------------
@@ -38,9 +38,10 @@ class Filled(NamedTuple):
 class MaskedPatchPrediction(nn.Module):
     """Corrupts half of the patches and predicts them.
 
-    Of these, 80% are replaced by a learned token, 10% by another patch of the image, and 10% are unchanged. One linear
-    layer predicts the mean colour of a patch with 3 bits per channel ("colour"), the colours of its 4 x 4 cells
-    ("colours"), or all of its pixels with an L2 loss ("pixels"). The paper compared all three and chose the first.
+    Of the corrupted patches, 80% are replaced by a learned token, 10% by another patch of the image, and 10% are
+    unchanged. One linear layer predicts the mean colour of a patch with 3 bits per channel ("colour"), the colours of
+    its 4 x 4 cells ("colours"), or all of its pixels with an L2 loss ("pixels"). The paper compared all three and chose
+    the first.
     """
 
     def __init__(self, encoder: ViT, target: Target = "colour", rate: float = 0.5):
@@ -48,7 +49,7 @@ class MaskedPatchPrediction(nn.Module):
         check_choice("target", target, TARGETS)
         config = encoder.config
         if config.stem is not None:
-            fail("stem", config.stem, "None, because masking requires image patches")
+            fail("stem", config.stem, "None, because masked patches must be image patches")
         if config.patch_dropout:
             fail("patch_dropout", config.patch_dropout, "0 for masked patch prediction")
         self.encoder, self.target, self.rate = encoder, target, rate
@@ -59,7 +60,7 @@ class MaskedPatchPrediction(nn.Module):
         self.predict = xavier_(nn.Linear(config.width, outputs))
 
     def forward(self, images: Float[Tensor, "b c h w"], pixels: Float[Tensor, "b c h w"], noise: Tensor) -> Filled:
-        """Return losses. `pixels` are unnormalised images in [0, 1]; `noise` [b, 3, n] is uniform in [0, 1)."""
+        """Return the loss of each image. `pixels`: images in [0, 1]; `noise`: random numbers [b, 3, n] in [0, 1)."""
         patches, grid = self.encoder.patchify(images)
         corrupted, hidden = self.corrupt(patches, noise)
         features = self.encoder.encode(*self.encoder.embed(corrupted, grid))
@@ -120,7 +121,7 @@ def colour_of(numbers: Int[Tensor, "m"], channels: int) -> Float[Tensor, "m c"]:
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encodes a quarter of the patches and reconstructs the others with a small decoder.
+    """Encodes a quarter of the patches and reconstructs the others with a lightweight decoder.
 
     The targets are the pixels, normalised to mean 0 and std 1 in each patch.
     """
@@ -129,7 +130,7 @@ class MaskedAutoencoder(nn.Module):
         super().__init__()
         config = encoder.config
         if config.stem is not None:
-            fail("stem", config.stem, "None, because masking requires image patches")
+            fail("stem", config.stem, "None, because masked patches must be image patches")
         self.encoder, self.rate = encoder, rate
         self.embed = xavier_(nn.Linear(config.width, width))
         self.mask = nn.Parameter(small_(torch.empty(1, 1, width)))
@@ -142,7 +143,7 @@ class MaskedAutoencoder(nn.Module):
         self.paint = xavier_(nn.Linear(width, pixels))
 
     def forward(self, images: Float[Tensor, "b c h w"], noise: Float[Tensor, "b n"]) -> Filled:
-        """Return losses. `noise` contains random numbers; the patches with the smallest numbers stay visible."""
+        """Return the loss of each image. `noise`: random numbers; patches with the smallest ones stay visible."""
         n = noise.shape[1]
         visible = max(min(round(n * (1 - self.rate)), n - 1), 1)  # at least one visible and one hidden patch
         keep_indices = noise.argsort(dim=1)[:, :visible].sort(dim=1).values

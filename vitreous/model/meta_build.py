@@ -17,7 +17,7 @@ RANDOM_INITIALISERS = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.ini
 
 
 class _SkipRandomInit(TorchFunctionMode):
-    """Skips random initialisation, which makes torch import its compiler on the meta device (about 1 s)."""
+    """Skips random initialisation. On the meta device, it would make torch import its compiler (about 1 s)."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None

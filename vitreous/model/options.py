@@ -41,7 +41,7 @@ def check_interpolation(value: object) -> None:
 
 @dataclass(frozen=True)
 class NoPosition:
-    """No position embedding (appendix D.4)."""
+    """No position embedding (ViT paper, appendix D.4)."""
 
     label = "none"
 
@@ -93,7 +93,7 @@ class SinCos2d:
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """Learned bias per head and offset (dy, dx), added to the attention logits; shared by all layers, as in T5."""
+    """Learned bias per head and offset (dy, dx), added to the attention logits. All layers share it, as in T5."""
 
     label = "relative"
 
@@ -144,9 +144,9 @@ ResNetNumerics = Literal["google", "timm", "bit"]
 
 @dataclass(frozen=True)
 class ResNetStem:
-    """ResNet before the patch embedding: the hybrid of section 3.1.
+    """ResNet before the patch embedding: the hybrid of the ViT paper, section 3.1.
 
-    `stages` has the units per stage. R50 is (3, 4, 6, 3), or (3, 4, 9) if stage 4 is moved into stage 3 (section 4.1).
+    `stages`: Units per stage. R50 is (3, 4, 6, 3), or (3, 4, 9) if stage 4 is moved into stage 3 (section 4.1).
     """
 
     stages: tuple[int, ...] = (3, 4, 9)
@@ -228,7 +228,7 @@ class GlobalAverage:
 
 @dataclass(frozen=True)
 class AttentionPool:
-    """MAP (big_vision): one learned query attends to all tokens, followed by an MLP."""
+    """MAP (big_vision): one learned query attends to all tokens; an MLP follows."""
 
 
 PoolConfig = ClassToken | GlobalAverage | AttentionPool
@@ -350,8 +350,8 @@ class Preprocessing:
         DeiT). "pad" resizes the longer side to size / crop_fraction and fills the rest with `mean` (timm's "border").
     geometry: Library whose rounding is used. Config files without this field use "torchvision".
     mean, std: One number for all channels, or one per channel.
-    value_range: Values of images with more than 8 bits that become black and white, e.g. (0, 4095) for 12-bit data in
-        16-bit files. None uses the range of the format.
+    value_range: Pixel values that become black and white in images with more than 8 bits, e.g. (0, 4095) for 12-bit
+        data in 16-bit files. None uses the range of the format.
     """
 
     mean: tuple[float, ...] = (0.5,)

@@ -1,7 +1,7 @@
-"""Patch embedding (section 3.1): cut an image into patches and project each linearly, x_p E of equation 1.
+"""Patch embedding (ViT paper, section 3.1): cut an image into patches, and project each linearly (x_p E).
 
-A convolution whose stride equals its kernel size is equivalent to cutting, flattening and multiplying. Which is faster
-depends on the hardware.
+A convolution whose stride equals its kernel size is equivalent to cutting, flattening and multiplying. Which of the two
+is faster depends on the hardware.
 
 b: batch; c: channels; h, w: image height and width; n: patches; d: width.
 """

@@ -51,7 +51,7 @@ class AveragePooling(nn.Module):
 
 
 class AttentionPooling(nn.Module):
-    """MAP, multi-head attention pooling: a learned query attends to all tokens, followed by a residual MLP."""
+    """MAP, multi-head attention pooling: a learned query attends to all tokens; a residual MLP follows."""
 
     def __init__(self, attention: PoolingAttention, mlp: Mlp, width: int, norm_eps: float):
         super().__init__()

@@ -25,19 +25,19 @@ from vitreous.model.tokens import Layout
 class PositionEmbedding(nn.Module):
     """Base class; adds no position information.
 
-    Models call `forward` once before the other hooks. This triggers torch's forward hooks, in which pruning and weight
-    normalisation recompute tensors.
+    Models call `forward` once before the methods below. This triggers torch's forward hooks, in which pruning and
+    weight normalisation recompute tensors.
     """
 
     def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         return self.embed(tokens, layout)
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Add positions to the token embeddings of all patches, or of those at `layout.keep_indices`."""
+        """Add position embeddings to the tokens of all patches, or of those at `layout.keep_indices`."""
         return tokens
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
-        """Return the attention terms of all layers, computed once per batch."""
+        """Return the bias or the rotation of the attention in all layers, computed once per batch."""
         return AttentionTerms()
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
@@ -55,7 +55,7 @@ class AddedPosition(PositionEmbedding, ABC):
     """One vector per patch, added to its token: E_pos of equation 1.
 
     The first `entries` prefix tokens also have learned vectors. `fixed` positions are cast to the dtype of the tokens;
-    learned ones follow torch's type promotion.
+    learned positions follow torch's type promotion.
     """
 
     fixed = False
@@ -196,7 +196,7 @@ class ConditionalPosition(PositionEmbedding):
             lecun_normal_(nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width))
             for _ in range(blocks)
         )
-        for weight in self.convolutions.parameters():  # makes the variance of their sum independent of `blocks`
+        for weight in self.convolutions.parameters():  # the variance of the sum of outputs does not depend on `blocks`
             weight.data /= math.sqrt(blocks)
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
@@ -227,7 +227,7 @@ def _replaced(old: nn.Parameter, new: Tensor) -> nn.Parameter:
 # ---- Resampling for another grid -------------------------------------------------------------------------------------
 
 
-# To reproduce the original outputs, a checkpoint needs the resampling of the library that it comes from (section 3.2).
+# To reproduce the original outputs, positions must be resampled as in the checkpoint's library (section 3.2).
 class _Resampling(NamedTuple):
     mode: str
     align_corners: bool = False

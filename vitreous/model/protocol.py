@@ -25,7 +25,7 @@ M = TypeVar("M", bound="Model")
 
 
 class UnsupportedModel(ValueError):
-    """Raised if a model lacks a part that an operation needs."""
+    """Raised if an operation needs a part that the model lacks."""
 
 
 class Model(nn.Module):
@@ -41,7 +41,7 @@ class Model(nn.Module):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """Transformer blocks in order, used for layer-wise learning rates, Muon, recomputation and FSDP."""
+        """Transformer blocks, in order. Used for layer-wise learning rates, Muon, recomputation and FSDP."""
         return ()
 
     @property
@@ -66,12 +66,12 @@ class Model(nn.Module):
     def logits_and_pooled(
         self, images: Float[Tensor, "b c h w"]
     ) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b d"]]:
-        """Return the outputs of `forward` and `pooled` in one pass."""
+        """Return the outputs of `forward` and `pooled` from a single forward pass."""
         pooled = self.pooled(images)
         return self.heads[0](pooled), pooled
 
     def stage_outputs(self, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and output of each stage, from the image to the scores, for comparing two models."""
+        """Yield the name and output of each stage, from the image to the scores. Used to compare two models."""
         if self.backbone is not self:
             yield from self.backbone.stage_outputs(images)
         else:

@@ -21,7 +21,7 @@ from vitreous.model.tokens import Features, from_feature_map
 
 
 def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c y x"]:
-    """Apply TensorFlow's SAME padding: ceil(size / stride) outputs; an odd pixel is added at the right or bottom."""
+    """Apply TensorFlow's SAME padding: ceil(size / stride) outputs; any extra pixel is added at the right or bottom."""
     amounts = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in (x.shape[3], x.shape[2])]
     return F.pad(x, [half for amount in amounts for half in (amount // 2, amount - amount // 2)], value=value)
 

@@ -62,7 +62,7 @@ class Segmenter(Model):
         return F.interpolate(scores, padded.shape[2:], mode="bilinear", align_corners=False)[:, :, :h, :w]
 
     def scores(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
-        """Return scores at the decoder's resolution, one per patch or cell."""
+        """Return class scores at the decoder's resolution: per patch, or per cell of a patch."""
         features = self.encoder.features(images)
         scores = self.decoder(features.patches).transpose(1, 2).unflatten(2, features.grid)
         cells = self.config.decoder.cells if isinstance(self.config.decoder, LinearDecoder) else 1
@@ -112,7 +112,7 @@ WINDOWS = 16  # per batch
 
 @torch.no_grad()
 def slide(model: Segmenter, images: Float[Tensor, "b c h w"], overlap: float = 0.5) -> Float[Tensor, "b k h w"]:
-    """Score images of any size in overlapping windows and average the scores where they overlap."""
+    """Score images of any size in overlapping windows and average the scores where windows overlap."""
     check_images(images, model.config.channels)
     size = model.config.image_size
     b, _, h, w = images.shape

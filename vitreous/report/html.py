@@ -21,7 +21,7 @@ from vitreous.report.plots import as_array, can_draw, readable
 
 # ---- Metric formatting -----------------------------------------------------------------------------------------------
 
-# Key in metrics.json and metrics.jsonl -> display name; True for fractions, which are shown as percentages.
+# Keys in metrics.json and metrics.jsonl, with the display name, and True for fractions (shown as percentages).
 NAMES = {
     "top1": ("top-1", True), "top5": ("top-5", True), "miou": ("mean IoU", True),
     "map": ("mAP", True), "f1": ("F1", True), "f1_micro": ("F1 (all labels)", True),
@@ -60,12 +60,12 @@ def value(key: str, number: float | str) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """Format a fraction as a percentage; None becomes a dash."""
+    """Format a fraction as a percentage. None becomes a dash."""
     return "-" if fraction is None else f"{fraction:.1%}"
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a key into split name and metric, e.g. ("validation ", "top1") for "val_top1"."""
+    """Separate the split name from the metric, e.g. ("validation ", "top1") for "val_top1"."""
     for prefix, split in SPLITS.items():
         if key.startswith(prefix):
             return split, key.removeprefix(prefix)
@@ -76,12 +76,12 @@ def _split(key: str) -> tuple[str, str]:
 
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 VOID = frozenset({"img", "meta", "br"})
-TYPES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp", "svg": "svg+xml"}  # by file suffix
+TYPES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp", "svg": "svg+xml"}  # keys: file suffixes
 THUMBNAIL, TINY = 224, 64  # pixels; larger images are shrunk to THUMBNAIL, and images below TINY are enlarged
 
 
 class Html(str):
-    """HTML markup, which is not escaped again."""
+    """HTML markup. Unlike plain strings, it is not escaped."""
 
 
 def inner(*children: str) -> Html:
@@ -206,7 +206,7 @@ def plot(
 
 
 def photos(images: Sequence[UInt8[Tensor, "_ _ _"]], alts: Sequence[str], captions: Sequence[str]) -> Html:
-    """Create an image grid: lossless PNGs for small images, JPEG thumbnails for large ones."""
+    """Create an image grid. Small images are lossless PNGs; large images are JPEG thumbnails."""
     tiny = all(max(image.shape[1:]) < TINY for image in images)
     shown = []
     for pixels, alt, caption in zip(images, alts, captions, strict=True):
@@ -225,7 +225,7 @@ MOST_UNREADABLE = 200
 
 
 class Section(NamedTuple):
-    """A heading and its content; empty sections are not shown."""
+    """A heading and its content. Empty sections are not shown."""
 
     title: str
     content: Sequence[Html]
@@ -257,7 +257,7 @@ class RunReport:
 
 
 def write_report(folder: Path, report: RunReport) -> Path:
-    """Plot the curves, write report.html and return its path. Plots are omitted if matplotlib is not installed."""
+    """Plot the curves, write report.html and return its path. Without matplotlib, plots are omitted."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = json.dumps(report.config, indent=2, default=str, ensure_ascii=False)
     automatic = [tag("p", "Settings that were chosen automatically for this data:"), items(report.automatic)]
@@ -285,7 +285,7 @@ def samples_section(
     classes: Sequence[str] = (),
     draw: bool = True,
 ) -> Section:
-    """Return a section with training images as the model sees them; with `draw`, also write samples.png."""
+    """Return a section with augmented training images. With `draw`, also write samples.png."""
     labels = labels or [""] * len(images)
     if draw:
         plots.grid(folder / "samples.png", list(images), [class_caption(text, classes) for text in labels])

@@ -73,7 +73,7 @@ def from_oklab(lab: np.ndarray) -> np.ndarray:
 
 
 def to_oklab(rgb: np.ndarray) -> np.ndarray:
-    """Convert sRGB from 0 to 1 to Oklab (L, a, b), in which distances are close to perceived differences."""
+    """Convert sRGB from 0 to 1 to Oklab (L, a, b), where distances are close to perceived differences."""
     to_lms = np.array(
         [
             [0.4122214708, 0.5363325363, 0.0514459929],
@@ -94,11 +94,11 @@ def to_oklab(rgb: np.ndarray) -> np.ndarray:
 
 @cache
 def distinct() -> UInt8[np.ndarray, "256 3"]:
-    """Colours for classes: each is as different as possible from those before it, and from black, white and grey."""
+    """Colours for classes. Each differs as much as possible from all earlier colours, black, white and grey."""
     levels = np.linspace(0, 255, 9).round()
     candidates = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
     lab = to_oklab(candidates / 255)
-    bright = (lab[:, 0] > 0.42) & (lab[:, 0] < 0.95)  # neither dark nor pale, to be visible on any image
+    bright = (lab[:, 0] > 0.42) & (lab[:, 0] < 0.95)  # neither dark nor pale, so that colours are visible on any image
     candidates, lab = candidates[bright], lab[bright]
     used = to_oklab(np.array([[0.0] * 3, [0.5] * 3, [1.0] * 3]))
     distance = np.linalg.norm(lab[:, None] - used, axis=-1).min(axis=1)
@@ -162,7 +162,7 @@ def can_draw() -> bool:
 def drawing(
     path: Path, width: float, height: float, layout: Literal["constrained"] | None = "constrained"
 ) -> Iterator["Figure"]:
-    """Yield an empty figure of `width` x `height` inches; save it when the block ends."""
+    """Yield an empty figure of `width` x `height` inches. Save the figure when the block ends."""
     if not can_draw():
         raise ValueError('plots need matplotlib: pip install "vitreous[plot]"')
     import matplotlib as mpl
@@ -190,7 +190,7 @@ def drawing(
 
 
 def plain(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
-    """Set title and axis labels, and hide the top and right spines."""
+    """Set the title and the axis labels, and hide the top and right spines."""
     if title:
         axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=9)
     axes.set(xlabel=x, ylabel=y)
@@ -207,7 +207,7 @@ def percent(axes: "Axes", side: str) -> None:
 
 @cache
 def _families() -> tuple[str, ...]:
-    """Return font families. The first ships with matplotlib, so layouts are the same on every machine."""
+    """Return the font families. The first ships with matplotlib, so layouts are the same on every machine."""
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
@@ -224,7 +224,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def readable(text: str, instead: str = "", longest: int = 22) -> str:
-    """Format a name as one line of limited length; use `instead` if the fonts cannot draw it."""
+    """Format a name as one line of limited length. Return `instead` if the fonts cannot draw the name."""
     text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     if not text or not set(map(ord, text)) <= _glyphs():
         text = instead or "".join(char if ord(char) in _glyphs() else "·" for char in text)
@@ -234,7 +234,7 @@ def readable(text: str, instead: str = "", longest: int = 22) -> str:
     return text[: longest - 1 - end] + "…" + text[-end:]
 
 
-MOST_NUMBERS, MOST_NAMES, MOST_CLASSES = 30, 60, 2000  # maximum number of classes for counts, for names, and for a plot
+MOST_NUMBERS, MOST_NAMES, MOST_CLASSES = 30, 60, 2000  # maximum number of classes to show counts, names, the plot
 # Curve titles, and the metrics among them that select the best evaluation; all but R² are shown as percentages.
 TITLES = {
     "loss": "loss", "top1": "top-1", "miou": "mean IoU", "map": "mAP", "mae": "mean absolute error",
@@ -287,7 +287,10 @@ def _panel(
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the evaluation with the best metric of BEST (ties: lowest loss, then latest), or the lowest loss."""
+    """Return the row with the highest metric of BEST; in ties, or without such a metric, the row with the lowest loss.
+
+    Of rows with equal results, the latest is returned.
+    """
 
     def loss(row: Mapping[str, Any]) -> float:
         return row["val_loss"] if is_number(row.get("val_loss")) else math.inf
@@ -308,7 +311,7 @@ def _axis(history: Sequence[Mapping[str, Any]]) -> str:
 def _series(
     history: Sequence[Mapping[str, Any]], where: str, key: str
 ) -> tuple[dict[float, float], dict[float, float]]:
-    """Return training and validation values by epoch or step; later rows replace earlier ones."""
+    """Return training and validation values by epoch or step. Later rows replace earlier rows."""
     found: tuple[dict[float, float], dict[float, float]] = ({}, {})
     for row in history:
         for series, name in ((0, key), (0, f"train_{key}"), (1, f"val_{key}")):
@@ -325,7 +328,7 @@ def _line(axes: "Axes", points: Mapping[float, float], color: str, name: str) ->
     x = sorted(points)
     y = np.array([points[place] for place in x])
     many = len(x) > 300
-    if many:  # draw noisy single steps in a pale colour, and a running average on top
+    if many:  # draw noisy steps in a pale colour, with a moving average on top
         axes.plot(x, y, color=PALE, linewidth=0.8)
         width = len(x) // 50
         y = np.convolve(np.pad(y, (width // 2, width - 1 - width // 2), mode="edge"), np.ones(width) / width, "valid")
@@ -376,7 +379,7 @@ def _dots(axes: "Axes", x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) ->
 
 
 def confusion(path: Path, counts: Int[np.ndarray, "n n"], names: Sequence[str]) -> None:
-    """Plot a confusion matrix. Rows are true classes; colour shows the fraction of each row."""
+    """Plot a confusion matrix. Rows are true classes; colours show fractions of the true class."""
     n = len(counts)
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     numbers, named = n <= MOST_NUMBERS, n <= MOST_NAMES
@@ -446,7 +449,7 @@ def calibration(
 def grid(
     path: Path, images: Sequence[UInt8[Tensor, "_ _ _"]], captions: Sequence[str], columns: int = 8, width: float = 1.3
 ) -> None:
-    """Draw an image grid with captions; each column is `width` inches wide."""
+    """Draw an image grid with captions. Each column is `width` inches wide."""
     columns = min(columns, max(len(images), 1))
     rows = max(-(-len(images) // columns), 1)
     lines = max((caption.count("\n") + 1 for caption in captions), default=1)

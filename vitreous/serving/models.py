@@ -21,7 +21,7 @@ from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import is_hub, load
 from vitreous.weights.native import provenance_of
 
-# FLOP/s that no device reaches. A model that needs more within the timeout could never respond.
+# FLOP/s that no device reaches. A model that would need a faster device to meet the timeout is rejected.
 FASTEST = {"cpu": 10**13}
 FASTEST_ACCELERATOR = 10**16
 
@@ -95,7 +95,7 @@ def load_models(
     precision: Precision = "fp32",
     max_batch: int = 16,
 ) -> list[ServedModel]:
-    """Load every checkpoint into memory; its file may then be changed or deleted."""
+    """Load all checkpoints into memory. Afterwards, the files may be changed or deleted."""
     names = [str(checkpoint) for checkpoint in checkpoints]
     served = []
     for id, name in zip(unique_ids(names), names, strict=True):
@@ -127,7 +127,7 @@ def unique_ids(names: Sequence[str]) -> list[str]:
     ids: list[str] = []
     for name in names:
         parts = [part for part in re.split(r"[/\\:]", os.path.normpath(name)) if part not in ("", ".", "..")]
-        if len(parts) > 1 and parts[-1] in ("best", "last"):  # use the run's name instead
+        if len(parts) > 1 and parts[-1] in ("best", "last"):  # use the name of the run instead
             parts.pop()
         stem = re.sub(r"\.(npz|pth|pt|bin|safetensors|pdparams)$", "", parts[-1]) if parts else "model"
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
@@ -139,7 +139,7 @@ def unique_ids(names: Sequence[str]) -> list[str]:
 
 
 def short_name(name: str) -> str:
-    """Return a checkpoint's name without its parent folders, which may be private.
+    """Return the name of a checkpoint without the parent folders, whose names may be private.
 
     >>> short_name("/home/me/runs/pets/best"), short_name("hf-hub:timm/vit_tiny")
     ('pets/best', 'hf-hub:timm/vit_tiny')

@@ -1,9 +1,9 @@
 """Training tasks: classification, multi-label classification, regression, segmentation and masked pre-training.
 
-Each task is one class (in classify.py, multilabel.py, regress.py, segment.py or masked.py) that defines its data,
-model, loss, metrics, defaults and report sections. base.py defines the interface of a task, all_tasks.py lists the
-tasks by name, and config.py defines the config of a run. The *_metrics files contain the evaluation for training and
-`vitreous eval`. Names are imported on first use, because the config does not need torch.
+Each task is a class (in classify.py, multilabel.py, regress.py, segment.py or masked.py) that defines its data, model,
+loss, metrics, defaults and report sections. base.py defines the interface of tasks, all_tasks.py lists the tasks by
+name, and config.py defines the config of a run. The *_metrics.py files contain the evaluation code for training and
+`vitreous eval`. Names are imported on first use, so that the config can be used without importing torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The built-in tasks, by the name that `--task` selects them with."""
+"""The built-in tasks by name, as used by `--task`."""
 
 from vitreous.tasks.base import Task
 from vitreous.tasks.classify import Classify

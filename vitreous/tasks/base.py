@@ -1,4 +1,4 @@
-"""Base class of all tasks, and functions that build or load the model that a run starts from.
+"""Base class of all tasks, and functions that build or load the initial model of a run.
 
 b: batch; k: images.
 """
@@ -15,8 +15,8 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue, Size, as_size, fail
+from vitreous.common.distributed import World
 from vitreous.common.rng import SampleRng
-from vitreous.common.world import World
 from vitreous.data import Augmentation, Batch, DataSet, Source, open_data
 from vitreous.data.augment.batch import augment
 from vitreous.data.loader import BatchSlice, Reader, Request, TrainLoader
@@ -31,8 +31,8 @@ from vitreous.weights import CATALOG, Checkpoint, open_checkpoint, provenance_of
 from vitreous.weights.native import CALIBRATION
 
 SMALL = 48  # largest side of small images, in pixels
-SAMPLES = 16  # training images in a report
-EVALUATION_BATCH = 64  # the default of `vitreous eval`, so that both give equal metrics
+SAMPLES = 16  # number of training images in a report
+EVALUATION_BATCH = 64  # same as the default of `vitreous eval`, so that both give the same metrics
 
 # With few images, convolutional positions and mean pooling are better: on the digits data set, the top-1 accuracy is
 # 0.992, compared to 0.964 with learned positions and a class token.
@@ -60,7 +60,7 @@ class Choice(NamedTuple):
     name: str  # config field
     value: Any
     reason: str
-    apply: bool = True  # False to report a value that the config already implies
+    apply: bool = True  # False if the value is only reported, because the config already implies it
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,21 @@ class Finished:
         return f"evaluated on the {self.split} split{chosen}"
 
 
+class Solution(NamedTuple):
+    """Result of `Task.solve`."""
+
+    row: dict[str, Any]  # for metrics.jsonl: train_loss, train_images_per_second, ...
+    metrics: dict[str, Any]  # for the provenance of the checkpoint
+    problems: list[str]  # unreadable images, each with the reason
+
+
 @dataclass(frozen=True)
 class FineTuning:
     """Defaults for fine-tuning a checkpoint. See docs/measured.md for the comparisons."""
 
-    side: int = 224  # image size, if that of the checkpoint is larger
+    side: int = 224  # image size for checkpoints with a larger image size
     batch_size: int = 64
-    layer_decay: float = 0.75  # layer_decay and lr apply if all weights are trained; lr is for `batch_size`
+    layer_decay: float = 0.75  # layer_decay and lr are used if all weights are trained; lr is scaled from `batch_size`
     lr: float = 2.8e-4
 
 
@@ -98,19 +106,19 @@ class Task(ABC):
     metric: ClassVar[str]  # used to select the best checkpoint
     larger_is_better: ClassVar[bool] = True
     train_metric: ClassVar[str | None] = None  # name of the second value that `loss` returns; None if unused
-    complete_checkpoint: ClassVar[bool] = False  # True if `evaluate_best` can evaluate a checkpoint
+    complete_checkpoint: ClassVar[bool] = False  # True if checkpoints contain all that `evaluate_best` needs
     calibrates: ClassVar[bool] = False  # True if `calibrate` can calibrate the best checkpoint
-    closed_form: ClassVar[bool] = False  # True if `solve` computes the weights, without training steps
+    closed_form: ClassVar[bool] = False  # True if `solve` computes the weights without training steps
     long_steps: ClassVar[bool] = True  # False if steps are too short to be compiled by default
     labelled: ClassVar[bool] = True  # False if the task needs no labels
     outputs: ClassVar[tuple[str, str]] = ("class", "classes")  # words for one output and for several
     masks: ClassVar[bool] = False  # True if batches contain masks
     cpu_batch: ClassVar[int] = 64  # default batch size on a CPU
-    cpu_steps: ClassVar[tuple[int, int]] = (300, 1_500)  # minimum and maximum on a CPU
+    cpu_steps: ClassVar[tuple[int, int]] = (300, 1_500)  # minimum and maximum number of steps on a CPU
     lora: ClassVar[bool] = False  # True if LoRA is the default for fine-tuning on few images
     fine_tuning: ClassVar[FineTuning] = FineTuning()
     options: ClassVar[frozenset[str]] = TASK_OPTIONS  # the TASK_OPTIONS that this task uses
-    next_steps: ClassVar[tuple[str, ...]] = (  # format strings of suggested commands (see training/run_report.py)
+    next_steps: ClassVar[tuple[str, ...]] = (  # format strings of suggested commands (see training/run_results.py)
         "vitreous eval {best} --data {labelled} --probe knn",
         "vitreous train --data {labelled} --init {best}",
         "vitreous info {best}",
@@ -130,11 +138,11 @@ class Task(ABC):
             if name in TASK_OPTIONS - cls.options and value and value != default[name]:
                 raise BadValue(f"{name} is {value}, but it has no effect with --task {config.task}")
         if config.init == "auto" and not cls.labelled:
-            fail("init", "auto", f"a checkpoint or a catalog name with --task {config.task}")
+            fail("init", "auto", f"a checkpoint path or a catalog name for --task {config.task}")
 
     @classmethod
     def complete(cls, config: TrainConfig) -> TrainConfig:
-        """Set options that have no effect for this task, but that a complete config needs."""
+        """Set options that a complete config needs although they have no effect for this task."""
         return config
 
     @classmethod
@@ -163,7 +171,7 @@ class Task(ABC):
         choices = [Choice("model", name, reason)]
         if not config.overrides and count < 100_000:
             model = choices[0].value
-            reason = f"better for few images, but cannot be converted to other libraries; --model {model} avoids this"
+            reason = f"better for few images; to export the model to other libraries, use --model {model} instead"
             choices.append(Choice("overrides", FEW_IMAGES, reason))
         return choices
 
@@ -203,14 +211,14 @@ class Task(ABC):
         """Return the module to train, which contains the model."""
         return self.model
 
-    def own_loader(
+    def train_loader(
         self, data: DataSet, world: World, batch_slice: BatchSlice, precision: torch.dtype
     ) -> TrainLoader | None:
-        """Return a loader to use instead of that of the training images, or None."""
+        """Return a loader that replaces the loader of the training images, or None to use the default loader."""
         return None
 
-    def own_evaluation(self, source: Source) -> list[Batch] | None:
-        """Return this process's batches of a split to evaluate instead of its images, or None."""
+    def evaluation_batches(self, source: Source) -> list[Batch] | None:
+        """Return batches that replace this process's evaluation images of a split, or None to load the images."""
         return None
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -220,37 +228,42 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Return the loss and `train_metric`, each summed over a (micro-)batch. `module` may wrap `self.module()`."""
+        """Return the loss and `train_metric`, both summed over a (micro-)batch. `module` may wrap `self.module()`."""
 
     @abstractmethod
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
         """Evaluate the module on batches of a validation or test split."""
 
-    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> dict[str, Any]:
-        """Compute the weights in closed form, and return training metrics. `log` prints a line."""
+    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> Solution:
+        """Compute the weights in closed form. `log` prints a line."""
         raise NotImplementedError
 
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
-        """Evaluate the best checkpoint as `vitreous eval` does, on the images of process `rank` of `ranks`."""
+        """Evaluate the best checkpoint like `vitreous eval`, on the images that belong to process `rank` of `ranks`."""
         raise NotImplementedError
 
     def calibration_images(self, val: Source) -> Source:
-        """Return the validation images to calibrate the best checkpoint on."""
+        """Return the validation images on which to calibrate the best checkpoint."""
         return val
 
     def calibrate(self, results: Any) -> tuple[dict[str, Any], Results] | None:
-        """Return config fields that are fitted to the results of `evaluate_best`, and the results with these fields.
+        """Fit config fields to the results of `evaluate_best`. Return the fields and the results with these fields.
 
-        Return None if the results have no logits.
+        Returns None if the results have no logits.
         """
         raise NotImplementedError
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor] | None:
-        """Return the familiarity of images to the best checkpoint, and the scores of validation images.
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]] | None:
+        """Fit the familiarity model of the best checkpoint. Also return the quantiles for validation images.
 
-        Return None if the config has no calibration.
+        Return None if `calibrate` returns no calibration.
         """
         return None
+
+    @classmethod
+    def eval_flags(cls, config: TrainConfig) -> list[str]:
+        """Return the flags with which `vitreous eval` repeats the evaluation of a run."""
+        return []
 
     # ---- Report ------------------------------------------------------------------------------------------------------
 
@@ -263,7 +276,7 @@ class Task(ABC):
 
     def steps_taken(self, steps: int, epochs: int) -> str:
         """Describe the length of the run for the report."""
-        return f"{steps:,}, each with {self.config.batch_size} images ({epochs} epochs)"
+        return f"{steps:,} with {self.config.batch_size} images each ({epochs} epochs)"
 
     def images(self, source: Source, indices: Sequence[int]) -> UInt8[Tensor, "k c h w"]:
         """Return images of a source as the model sees them in evaluation."""
@@ -281,7 +294,7 @@ def padded_if(small: bool) -> Literal["padded", "resized"]:
     return "padded" if small else "resized"
 
 
-# ---- The model that a run starts from --------------------------------------------------------------------------------
+# ---- Initial model of a run ------------------------------------------------------------------------------------------
 
 
 def with_output(model: Model, output: OutputConfig) -> Model:
@@ -301,17 +314,17 @@ def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
 
 
 def open_init(config: TrainConfig) -> Checkpoint | None:
-    """Open the checkpoint given by --init, or return None without --init or with auto, which is resolved later."""
+    """Open the checkpoint given by --init. Return None without --init, and for `auto`, which is resolved later."""
     return None if config.init in (None, "auto") else open_checkpoint(str(config.init))
 
 
 def checkpoint_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig | None:
-    """Return the config of an opened checkpoint with the run's overrides, or None if there is no checkpoint."""
+    """Return the model config of an open checkpoint with the run's overrides, or None if there is no checkpoint."""
     return None if init is None else init.describe(config.overrides).config
 
 
 def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
-    """Return a preliminary model config for estimating memory. Fields that do not affect memory may still change."""
+    """Return a model config for estimating memory use. Fields that do not affect memory use may still change."""
     size, checkpoint = image_size(config), checkpoint_config(config, init)
     if checkpoint is None:
         return configure(config.model or "", image_size=size, overrides=config.overrides)
@@ -321,7 +334,7 @@ def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
 def check_preset(config: TrainConfig) -> None:
     """Raise if --model or its overrides are invalid."""
     if config.model in CATALOG:
-        fail("model", config.model, f"a preset; for these pretrained weights, use --init {config.model}")
+        fail("model", config.model, f"a preset; to use these pretrained weights, pass --init {config.model}")
     if config.model is not None:
         configure(config.model, None, image_size(config), model_fields(config))
 

@@ -55,8 +55,8 @@ from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load_encoder
 
 MISTAKES = 24
-MOST_CACHED = 500_000  # images whose features are kept to train only the head; 1.5 GB for a width of 768
-FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # longer tables are sorted, folded, truncated
+MOST_CACHED = 500_000  # maximum number of images with cached features for --train-only head (1.5 GB with width 768)
+FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # limits above which tables are sorted, folded, truncated
 
 
 class Classify(Task):
@@ -85,7 +85,7 @@ class Classify(Task):
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         crop = padded_if(side <= SMALL)
         if config.train_only == "head" and count <= MOST_CACHED and not _augmented(config):
-            return Augmentation(crop="none"), "flips, so that the frozen encoder sees each image only once or twice"
+            return Augmentation(crop="none"), "only flips, so that features are computed at most twice per image"
         if config.init is not None or count < 5_000:
             light = Augmentation(crop=crop, crop_scale=(0.35, 1.0), policy="trivial")
             return light, "TrivialAugment, " + ("for fine-tuning" if config.init is not None else f"for {count} images")
@@ -93,7 +93,7 @@ class Classify(Task):
         return strong, "TrivialAugment, mixup and CutMix, for training from scratch"
 
     def module(self) -> nn.Module:
-        """Return the model, wrapped in `TwoHeads` if it has a distillation token and there is a teacher."""
+        """Return the model. If it has a distillation token and there is a teacher, wrap it in `TwoHeads`."""
         if self.teacher is not None and self.model.config.distillation_token:
             return TwoHeads(self.model)
         return self.model
@@ -143,7 +143,7 @@ class Classify(Task):
         calibration, calibrated = results.calibrate()
         return {"calibration": calibration}, calibrated
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor] | None:
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]] | None:
         return fit_familiarity(self._predictor(model), train, val)
 
     def _predictor(self, model: Model) -> Predictor:
@@ -152,7 +152,7 @@ class Classify(Task):
 
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:
-        """Return the teacher's logits, after normalising the images as the teacher expects."""
+        """Normalise images as the teacher expects, and return the teacher's logits."""
         assert self.teacher is not None
         own, other = self.model.config.preprocessing, self.teacher.config.preprocessing
         if (own.mean, own.std) != (other.mean, other.std):
@@ -167,6 +167,10 @@ class Classify(Task):
         student, target = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, teacher))
         # The square makes the gradient scale independent of the temperature (Hinton et al.).
         return F.kl_div(student, target, reduction="none", log_target=True).sum(1) * temperature**2
+
+    @classmethod
+    def eval_flags(cls, config: TrainConfig) -> list[str]:
+        return ["--flip"] if config.flip_test else []
 
     def report(self, run: Finished) -> TaskReport:
         assert isinstance(run.results, Evaluation)
@@ -200,12 +204,12 @@ class Classify(Task):
 
 
 def _augmented(config: TrainConfig) -> bool:
-    """True if augmentation other than flips, or distillation, is requested."""
+    """Return True if distillation or any augmentation other than flips is requested."""
     return dataclasses.replace(config.augment, flip=None) != Augment() or config.distillation.teacher is not None
 
 
 class TwoHeads(nn.Module):
-    """Wrapper that returns the logits of both heads of a distilled model in training, and their mean in evaluation."""
+    """Returns the logits of both heads of a distilled model during training, and their mean during evaluation."""
 
     def __init__(self, student: Model):
         super().__init__()
@@ -218,7 +222,7 @@ class TwoHeads(nn.Module):
 
 
 def check_teacher(teacher: Model, path: str | Path, student: Model) -> None:
-    """Raise if the teacher's classes differ from the student's, or if it does not support the student's images."""
+    """Raise if the teacher has different classes from the student, or does not support the student's images."""
     config, own = teacher.config, student.config
     if config.num_classes != own.num_classes:
         raise BadValue(f"teacher {path} has {config.num_classes} classes, but the student has {own.num_classes}")
@@ -230,7 +234,7 @@ def check_teacher(teacher: Model, path: str | Path, student: Model) -> None:
 
 
 def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:
-    """Return smoothed one-hot targets, or zeros for images with the label -1 (unreadable)."""
+    """Return smoothed one-hot targets, or zeros for unreadable images (label -1)."""
     known = (labels >= 0).float()[:, None]
     targets = F.one_hot(labels.clamp(min=0), classes).float() * (1 - smoothing) + smoothing / classes
     return targets * known
@@ -244,7 +248,7 @@ def cross_entropy(logits: Float[Tensor, "b classes"], targets: Float[Tensor, "b 
 
 
 class Mistake(NamedTuple):
-    """A misclassified image and the probability of its predicted class."""
+    """A misclassified image and the probability of the predicted class."""
 
     image: UInt8[Tensor, "c h w"]
     name: str
@@ -256,7 +260,7 @@ class Mistake(NamedTuple):
 def evaluation_sections(
     folder: Path, evaluation: Evaluation, mistakes: Sequence[Mistake] = (), draw: bool = True
 ) -> list[Section]:
-    """Return sections for per-class metrics, confusion, mistakes and calibration; plots are saved in `folder`."""
+    """Return sections on per-class metrics, confusion, mistakes and calibration. Plots are saved in `folder`."""
     if not bool(evaluation.readable.any()):
         return []
     drawn = draw and evaluation.num_classes <= plots.MOST_CLASSES
@@ -338,7 +342,7 @@ def _class_table(rows: Sequence[ClassMetrics], numbered: bool) -> Html:
 
 
 def confusion(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
-    """Return the confusion matrix (if drawn) and a table of the most confused class pairs."""
+    """Return a table of the most confused class pairs, and the confusion matrix if it was drawn."""
     content = []
     if drawn is not None:
         text = "Each row shows the predictions for the images of one class. Everything off the diagonal is a mistake."
@@ -354,7 +358,7 @@ def confusion(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
 
 
 def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
-    """Return the calibration error with an explanation, and the reliability diagram (if drawn)."""
+    """Explain the calibration error, and show the reliability diagram if it was drawn."""
     bins, top1 = evaluation.calibration(), evaluation.metrics()["top1"]
     gap = float((bins.confidence * bins.counts).sum() / bins.counts.sum()) - top1
     confidence = "neither overconfident nor underconfident overall"
@@ -368,8 +372,8 @@ def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
         after = 100 * evaluation.calibration(calibrated=True).ece
         fitted = "on the validation split"
         if evaluation.cross_fitted:
-            fitted = "on this split; each half of the images is evaluated with the temperature of the other half"
-        text += f" With the calibrated temperature, it is {after:.1f} points (fitted {fitted})."
+            fitted = "on this split; each half of the images is evaluated with the temperature fitted to the other half"
+        text += f" With the calibrated temperature, the error is {after:.1f} points (fitted {fitted})."
     if drawn is None:
         return [tag("p", text)]
     note = f"Hollow dots mark bins with fewer than {plots.FEW} images. These bins are unreliable."

@@ -40,6 +40,8 @@ class TargetTask(Classify):
         super().check(config)
         if config.targets.loss not in (None, *cls.losses):
             fail("loss", config.targets.loss, f"{' or '.join(cls.losses)} with --task {config.task}")
+        if config.train_only == "lda":
+            fail("train_only", "lda", f"all, head or lora with --task {config.task}")
 
     @classmethod
     def target_kind(cls, config: TrainConfig) -> TargetKind:
@@ -69,8 +71,13 @@ class TargetTask(Classify):
     def calibration_images(self, val: Source) -> Source:
         return val
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor] | None:
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]] | None:
         return None
+
+    @classmethod
+    def eval_flags(cls, config: TrainConfig) -> list[str]:
+        target = config.targets.target
+        return [*super().eval_flags(config), *(["--target", *target] if target else [])]
 
     def worst_images(
         self, run: Finished, indices: Sequence[int], notes: Sequence[Sequence[str]], text: str

@@ -1,7 +1,8 @@
-"""`--train-only head` on features that are computed once per image, because the encoder is frozen.
+"""Implements `--train-only head` with features that are computed once per image, because the encoder is frozen.
 
-This is possible if images are only mirrored: the features of each image and of its mirror image are kept. Otherwise
-(random crops, colours, mixup, dropout in the encoder), features differ in every epoch, and the ordinary path is used.
+This is possible if flipping is the only augmentation: the features of each image and of its mirror image are kept.
+With random crops, colour jitter, mixup or dropout in the encoder, features differ in every epoch, so the encoder runs
+in every step.
 
 b: batch; n: images; d: width of the features.
 """
@@ -12,33 +13,33 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from vitreous.common.distributed import World
 from vitreous.common.rng import SampleRng
-from vitreous.common.world import World
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, BatchSlice, Request, schedule
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.features import slices
 from vitreous.inference.engine import evaluation_mode, mixed_precision
 from vitreous.model.options import Dropout
-from vitreous.model.protocol import Model
+from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks.all_tasks import TASKS
 from vitreous.tasks.base import SAMPLES, Results, Task
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import TrainConfig
 from vitreous.training.frozen_features import FrozenFeatures, frozen_features
 
-ROWS = 8192  # images per batch of an evaluation
+ROWS = 8192  # images per evaluation batch
 
 
-def can_cache(config: TrainConfig, task: type[Task], model: Model) -> bool:
-    """True if the head can be trained on features that are computed once."""
+def can_cache(config: TrainConfig, task: type[Task], encoder: ModelConfig) -> bool:
+    """Return True if the head can be trained on features that are computed only once."""
     if config.train_only != "head" or config.parallel != "ddp" or config.precision == "fp16":
         return False
     if not issubclass(task, Classify) or task not in TASKS.values():  # other tasks may override what CachedHead needs
         return False
-    if config.distillation.teacher is not None or len(model.heads) != 1:
+    if config.distillation.teacher is not None or encoder.distillation_token or config.flip_test:
         return False
-    images, encoder = config.augment.on(Augmentation()), model.config
+    images = config.augment.on(Augmentation())
     mixed = images.colour_jitter or images.erasing or images.mixup or images.cutmix
     rates = [getattr(encoder, name, 0.0) for name in ("stochastic_depth", "patch_dropout")]
     rates += vars(getattr(encoder, "dropout", Dropout())).values()
@@ -46,7 +47,7 @@ def can_cache(config: TrainConfig, task: type[Task], model: Model) -> bool:
 
 
 class FeatureHead(nn.Module):
-    """The head of a model, applied to features. Contains the whole model, which checkpoints need."""
+    """The head of a model, applied to features. Holds the whole model, because checkpoints need it."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -71,13 +72,13 @@ class CachedHead(Classify):
     def module(self) -> nn.Module:
         return FeatureHead(self.model)
 
-    def own_loader(
+    def train_loader(
         self, data: DataSet, world: World, batch_slice: BatchSlice, precision: torch.dtype
     ) -> "FeatureLoader":
         self.loader = FeatureLoader(self.model, self.config, data, world, batch_slice, precision)
         return self.loader
 
-    def own_evaluation(self, source: Source) -> list[Batch]:
+    def evaluation_batches(self, source: Source) -> list[Batch]:
         return self.loader.evaluation(source)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -95,7 +96,7 @@ class CachedHead(Classify):
 
 
 class FeatureLoader:
-    """Batches of features, in the order of the other loaders. The features of a split are computed on first use."""
+    """Loads batches of features in the same order as the image loaders. Features are computed on first use."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class FeatureLoader:
     ):
         self.model, self.config, self.source = model, config, data.train
         self.world, self.place, self.precision = world, place, precision
-        self.known: dict[tuple[int, bool], tuple[Source, FrozenFeatures]] = {}  # sources are kept, so ids stay unique
+        self.known: dict[tuple[int, bool], tuple[Source, FrozenFeatures]] = {}  # a stored source keeps its id unique
 
     def features(self, source: Source, mirrored: bool = False) -> FrozenFeatures:
         """Return the features of a source on the device. All processes must call this."""
@@ -120,7 +121,7 @@ class FeatureLoader:
         return self.known[key][1]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the training batches. An image is mirrored in the epochs in which `augment` would flip it."""
+        """Yield the training batches. Images are mirrored in the same epochs in which `augment` would flip them."""
         config, flip = self.config, self.config.augment.flip or 0.0
         plain = self.features(self.source)
         mirrored = self.features(self.source, mirrored=True) if flip else plain
@@ -135,7 +136,7 @@ class FeatureLoader:
             problems = []
 
     def evaluation(self, source: Source) -> list[Batch]:
-        """Return this process's slice of a split. As in `EvalLoader`, all processes get the same number of images."""
+        """Return this process's batches of a split. As in `EvalLoader`, all processes get the same number of images."""
         found, world = self.features(source), self.world
         count = len(source)
         mine = torch.arange(world.rank, -(-count // world.size) * world.size, world.size).clamp(max=count - 1)

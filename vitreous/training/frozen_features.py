@@ -1,4 +1,4 @@
-"""Features of a frozen encoder, computed once: pooled features as the head sees them in evaluation.
+"""Pooled features of a frozen encoder, computed once, as the head receives them during evaluation.
 
 n: images; d: width of the features.
 """
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.loader import Batch, Request
 from vitreous.data.sources.base import Source, pick
 from vitreous.evaluation.features import extract_rows
@@ -20,7 +20,7 @@ from vitreous.inference.predictor import Embedder
 from vitreous.model.protocol import Model
 from vitreous.tasks.config import TrainConfig
 
-SECONDS = 20.0  # between lines of progress
+SECONDS = 20.0  # between progress lines
 
 
 class FrozenFeatures(NamedTuple):
@@ -34,7 +34,7 @@ class FrozenFeatures(NamedTuple):
         return FrozenFeatures(self.features.to(device), self.labels.to(device), self.problems)
 
     def batch(self, request: Request, problems: Sequence[str] = ()) -> Batch:
-        """Return a batch of features, without images."""
+        """Return a batch that contains features instead of images."""
         which = request.indices.to(self.features.device, non_blocking=True)
         none = torch.zeros(len(which), 0, 0, 0, dtype=torch.uint8)
         return Batch(none, self.labels[which], *request[1:], request.epoch, list(problems), None, self.features[which])

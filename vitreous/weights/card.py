@@ -96,7 +96,7 @@ def _summary(config: ModelConfig, parameters: int) -> str:
 
 def _usage(config: ModelConfig, source: str) -> str:
     call, command = config.output_kind.python, config.output_kind.command.format(source=source)
-    where = ", in this folder (elsewhere, replace the dot with its path)" if source == "." else ""
+    where = ", in this folder (elsewhere, replace the dot with the path of this folder)" if source == "." else ""
     return (
         f"## Usage\n\nRun `pip install vitreous`, then{where}:\n\n```python\nimport vitreous\n\n"
         f'model = vitreous.load("{source}")\nprint(vitreous.{call})\n```\n\n```sh\nvitreous {command}\n```'
@@ -123,7 +123,7 @@ def _preprocessing(config: ModelConfig) -> str:
     if config.output_kind.per_pixel:
         fit = f"to cover {size}, keeping the aspect ratio, then split into overlapping windows of that size"
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (how.mean, how.std))
-    deep = "" if how.value_range is None else "Values of 16-bit images from {:g} to {:g}. ".format(*how.value_range)
+    deep = "" if how.value_range is None else "16-bit images: {:g} is black, {:g} is white. ".format(*how.value_range)
     return f"{deep}Resized ({how.interpolation}) {fit}; scaled to [0, 1] and normalised with mean {mean} and std {std}."
 
 

@@ -38,9 +38,9 @@ def create(
 ) -> "Model":
     """Build a model from a preset, randomly initialised unless `pretrained`.
 
-    `overrides` replaces other config fields: `{"registers": 4, "position": Rotary2d()}`. `pretrained` is a catalog name
-    with this architecture, or True for the first one (see `vitreous info --pretrained`). The other arguments are then
-    passed to `vitreous.load`; `num_classes` replaces the pretrained head.
+    `overrides` sets other config fields, e.g. `{"registers": 4, "position": Rotary2d()}`. `pretrained` is the catalog
+    name of weights for this preset, or True for the first such name (see `vitreous info --pretrained`). The other
+    arguments are then passed to `vitreous.load`; with `num_classes`, the pretrained head is replaced.
 
     >>> model = create("ViT-Ti/16", num_classes=10, image_size=(224, 320))
     >>> model.config.grid

@@ -124,7 +124,7 @@ class ForeignCheckpoint:
             warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # points to the call of vitreous.load
         model, state = plan.blank, plan.state
         fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, plan.format.ignored))
-        state.forget()  # pages of tensors that were combined into new ones
+        state.forget()  # free the pages of tensors that were combined into new tensors
         native = image_size is None or as_size(image_size) == plan.config.image_size
         return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
 
@@ -155,7 +155,7 @@ class ForeignCheckpoint:
             # Overrides that do not match the tensors are a bad argument; everything else is a bad file.
             caller = isinstance(error, BadValue) and any(field in str(error) for field in given)
             raise (BadValue if caller else BadCheckpoint)(f"{state.path} (read as {format.title}): {error}") from error
-        if (depth := config.num_layers) * 4 > len(state.tensors):  # before building thousands of layers
+        if (depth := config.num_layers) * 4 > len(state.tensors):  # check before building thousands of layers
             raise BadCheckpoint(f"{state.path} has {len(state.tensors)} tensors, too few for a depth of {depth}")
         table = format.table(config)
         used = {name for row in table for name in row.theirs}
@@ -189,7 +189,7 @@ def write_foreign(model: Model, format: Format, path: str | os.PathLike[str], lo
     differences = format.differences(config, folder=target.suffix not in SUFFIXES)
     if differences and not lossy:
         in_folder = not format.suffixes and not format.differences(config, folder=True)
-        remedy = "Save to a folder, whose config.json records them, or save" if in_folder else "Save"
+        remedy = "Save to a folder, whose config.json records these settings, or save" if in_folder else "Save"
         raise UnsupportedByFormat(
             f"{format.title} would give different outputs with these weights: {'; '.join(differences)}. "
             f"{remedy} the model anyway with lossy=True (--lossy)"
@@ -211,7 +211,7 @@ def write_foreign(model: Model, format: Format, path: str | os.PathLike[str], lo
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in any format. It provides a description and builds the model."""
+    """A checkpoint in any supported format, which can be described or built into a model."""
 
     checkpoint: NativeCheckpoint | ForeignCheckpoint
     snapshot: Snapshot | None = None  # if it came from the Hugging Face Hub
@@ -265,7 +265,7 @@ def _download_pretrained(name: str) -> Snapshot | None:
         return download(entry.source, f"downloading {name} ({entry.source}): {terms}")
     except OSError as error:
         files = "its config.json and model.safetensors"
-        raise OSError(f"{name}: {error}; or copy {files} to a folder and use its path instead of {name}") from None
+        raise OSError(f"{name}: {error}; or copy {files} to a folder, and pass that folder instead of {name}") from None
 
 
 def load(
@@ -283,7 +283,7 @@ def load(
         `hf-hub:owner/name[@revision]`.
     format: The checkpoint format; detected by default.
     image_size: Resample the position embeddings to this image size, as the library that wrote the checkpoint does.
-    num_classes: Replace the head with a new one for this number of classes; 0 removes it.
+    num_classes: Replace the head with a new head for this number of classes; 0 removes the head.
     overrides: Config fields that change no shapes, such as `{"dropout": Dropout(hidden=0.1)}`. For other formats, also
         fields that cannot be inferred from the tensors, such as `num_heads`, or `image_size` for a non-square grid.
 

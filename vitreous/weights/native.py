@@ -50,7 +50,7 @@ RECOMPUTED = "._checkpoint_wrapped_module"  # inserted into module names by torc
 def save_folder(model: Model, path: str | os.PathLike[str], provenance: Mapping[str, Any] | None = None) -> None:
     """Write a checkpoint atomically, replacing an existing one.
 
-    `provenance` is merged into the model's own provenance; `metrics` and `license` in it also appear on the model card.
+    `provenance` is merged into the model's own provenance; its `metrics` and `license` also appear on the model card.
     A folder that contains any other file is not replaced.
     """
     folder = Path(path)
@@ -69,9 +69,9 @@ def write_files(
     name: str = "model",
     tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the checkpoint files to an existing folder. `tensors`, if given, replaces the model's state dict."""
+    """Write the checkpoint files to an existing folder. `tensors`, if given, is written instead of the state dict."""
     record = {**provenance_of(model), **_to_json(provenance or {}), "vitreous": vitreous.__version__}
-    if model.config.calibration is None:  # the head or the image size may have been changed since
+    if model.config.calibration is None:  # the head or the image size may have changed since the calibration
         record.pop(CALIBRATION, None)
     (folder / CONFIG).write_bytes(_config_json(model.config, record))
     written = model.state_dict() if tensors is None else tensors
@@ -95,7 +95,7 @@ def _config_json(config: ModelConfig, provenance: Mapping[str, Any]) -> bytes:
 def store_calibration(
     path: str | os.PathLike[str], fields: Mapping[str, Any], familiarity: Familiarity | None, record: Mapping[str, Any]
 ) -> None:
-    """Replace config fields that were fitted to data, which `record` describes. The weights are not touched."""
+    """Replace config fields that were fitted to images, which `record` describes. The weights do not change."""
     opened = NativeCheckpoint(path)
     if familiarity is not None:
         with atomic_file(opened.folder / FAMILIARITY) as aside:
@@ -194,7 +194,7 @@ class NativeCheckpoint:
     ) -> Model:
         """Build the model with memory-mapped tensors."""
         file, config = self.folder / WEIGHTS, self.stored.override(overrides)
-        if (layers := config.num_layers) > len(self.header):  # before building thousands of layers
+        if (layers := config.num_layers) > len(self.header):  # check before building thousands of layers
             raise BadCheckpoint(f"{file} has {len(self.header)} tensors, too few for the {layers} layers in {CONFIG}")
         model = build_blank(config)
         check_tensors(file, self.header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
@@ -244,7 +244,7 @@ def missing_checkpoint(path: Path) -> BadCheckpoint:
     """Return the error for a path that does not exist and is not in the catalog."""
     if (name := path.as_posix()) in PRESETS:
         weights = BY_PRESET.get(name)
-        known = f"'{weights[0]}' (pretrained weights for it), " if weights else ""
+        known = f"'{weights[0]}' (pretrained weights for this preset), " if weights else ""
         expected = f"expected {known}a folder, a file, a catalog name or hf-hub:owner/name"
         return BadCheckpoint(f"{path} is a preset without weights, not a checkpoint; {expected}")
     hub = "" if path.parent.exists() else hub_hint(name)
@@ -300,13 +300,13 @@ class Statistics(NamedTuple):
 
 
 def set_statistics(model: Model, tensors: Mapping[str, Tensor], digest: str | None = None) -> None:
-    """Attach statistics to a model. By default they belong to its current weights."""
+    """Attach statistics to a model. `digest` is that of the current weights by default."""
     digest = digest or weights_digest(model.config, model.state_dict())
     vars(model)["statistics"] = Statistics(dict(tensors), digest)
 
 
 def statistics_of(model: Model) -> dict[str, Tensor] | None:
-    """Return the statistics of a model, or None if it has none or if its weights or config have changed since."""
+    """Return the statistics of a model, or None if there are none or if its weights or config have changed since."""
     return _valid_statistics(model, model.state_dict())
 
 

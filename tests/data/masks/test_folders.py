@@ -154,7 +154,7 @@ def test_error_for_an_unknown_layout_suggests_a_command(tmp_path: Path) -> None:
     root = tmp_path / "set"
     for i in range(3):
         write(root, str(i), i, "my photos", "segmentations")
-    with pytest.raises(ValueError, match="rename them") as error:
+    with pytest.raises(ValueError, match="rename") as error:
         open_masked(str(root))
     subprocess.run(re.findall(r"`(.*)`", str(error.value))[0], shell=True, check=True)
     assert len(open_masked(str(root)).train) == 2

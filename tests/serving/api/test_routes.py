@@ -255,7 +255,7 @@ def test_explanations(live: Live, served: list[ServedModel], method: str) -> Non
     if method == "occlusion":
         from vitreous.data.image import fit
         from vitreous.explanation.attention_and_logit_lens import capture
-        from vitreous.explanation.importance_maps import as_patches, occlusion
+        from vitreous.explanation.rollout_relevance_occlusion import as_patches, occlusion
         from vitreous.model.inputs import normalise
 
         pixels = fit(sample_image(), CONFIG.image_size, CONFIG.preprocessing)[None].float() / 255

@@ -76,7 +76,7 @@ def _crop_and_flip(images: Images, rng: SampleRng, config: Augmentation) -> Imag
 # ---- Policies: RandAugment, TrivialAugment and 3-Augment -------------------------------------------------------------
 #
 # An operation is drawn for each image. Images with the same operation are processed together, so every image is read
-# and written once per layer. The drawn operations must be on the CPU for this grouping.
+# and written only once per layer. The drawn operations must be on the CPU for this grouping.
 
 
 class Choice(NamedTuple):
@@ -98,11 +98,11 @@ class Space:
     right: float  # shift in pixels
     down: float
     degrees: float
-    factor: float  # brightness, contrast, saturation and sharpness: the factor is 1 plus or minus this
+    factor: float  # maximum difference from 1 of the brightness, contrast, saturation and sharpness factors
     bits: int  # number of bits removed by posterize
 
     def operations(self) -> list[Operation]:
-        """Return the fourteen operations of RandAugment and TrivialAugment, drawn with equal probability."""
+        """Return the fourteen operations of RandAugment and TrivialAugment, which are drawn with equal probability."""
 
         def move(x: Images, drawn: Choice) -> Images:
             def amount(kind: int, most: float) -> Numbers:
@@ -122,7 +122,7 @@ class Space:
 
         return [
             keep,
-            *[move] * 5,  # shear x, shear y, shift right, shift down, rotate: one kernel
+            *[move] * 5,  # shear x, shear y, shift right, shift down and rotate share one kernel
             enhance(brightness),
             enhance(contrast),
             enhance(saturation),
@@ -233,7 +233,7 @@ def erase(images: Images, rng: SampleRng, probability: float) -> Images:
 
 
 def _interval(position: Float[Tensor, "n"], length: Float[Tensor, "n"], side: int) -> Tensor:
-    """Return the mask of an interval along one side. `position`, from 0 to 1, is its relative position."""
+    """Return masks of intervals along one side, given their lengths and their relative positions from 0 to 1."""
     start = (position * (side - length + 1)).floor()[:, None]
     at = torch.arange(side, device=position.device)
     return (at >= start) & (at < start + length[:, None])
@@ -260,15 +260,15 @@ def mix(
     config: Augmentation,
     readable: Bool[Tensor, "b"] | None = None,
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b classes"]]:
-    """Apply mixup to half of the pairs and CutMix to the other half, or one of them to all if only one is enabled.
+    """Apply mixup to half of the pairs and CutMix to the other half. If only one is enabled, apply it to all pairs.
 
-    By default, an all-zero target marks an unreadable image. It is not mixed, and neither are its neighbour and the
-    last image of an odd batch.
+    `readable` excludes images from mixing; by default, an all-zero target marks an unreadable image. Pairs with such
+    an image are not mixed. In a batch of odd size, the last image is not mixed.
     """
     if not config.mixup and not config.cutmix:
         return images, targets
     b, _, h, w = images.shape
-    # Both images of a pair use the random numbers of the first.
+    # Both images of a pair use the random numbers of the first image.
     first = torch.arange(b, device=rng.keys.device) // 2 * 2
     kind, lam, y, x = rng.uniform("mix", 4)[first].unbind(1)
     cut = kind < (0.5 if config.mixup and config.cutmix else float(config.cutmix > 0))
@@ -295,7 +295,8 @@ def box(
 ) -> tuple[Bool[Tensor, "b h w"], Float[Tensor, "b"]]:
     """Return CutMix's rectangles as masks, and the fraction of the image outside them.
 
-    The rectangles have the image's aspect ratio, 1 - lambda of its area and random centres, and are clipped at borders.
+    The rectangles have the aspect ratio of the image, a fraction 1 - lambda of its area, and random centres. They are
+    clipped at the borders.
     """
 
     def interval(centre: Tensor, side: int) -> Tensor:
@@ -376,7 +377,7 @@ def warp(
     down: Numbers | float = 0,
     degrees: Numbers | float = 0,
 ) -> Images:
-    """Shear, shift by whole pixels, or rotate counter-clockwise about the centre; one of these for each image.
+    """Shear, shift (by whole pixels) or rotate (counter-clockwise about the centre); each image gets one of these.
 
     As in AutoAugment, a shear moves rows (or columns) in proportion to their distance from the top (or left). The
     affine matrix maps output to input pixels, relative to the centre; sampling is bilinear.
@@ -475,7 +476,7 @@ def autocontrast(images: Images) -> Images:
 
 
 def equalize(images: Images) -> Images:
-    """Equalize the histogram of each channel."""
+    """Equalise the histogram of each channel."""
     b, c, h, w = images.shape
     values = images.reshape(b * c, h * w).long()
     histogram = torch.zeros(b * c, 256, dtype=torch.long, device=images.device)
@@ -484,7 +485,7 @@ def equalize(images: Images) -> Images:
     step = (h * w - brightest) // 255  # target number of pixels per level
     below = histogram.cumsum(1) - histogram
     table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
-    table = torch.where(step == 0, torch.arange(256, device=images.device), table)  # too few pixels to equalize
+    table = torch.where(step == 0, torch.arange(256, device=images.device), table)  # too few pixels to equalise
     return table.gather(1, values).to(torch.uint8).reshape(b, c, h, w)
 
 

@@ -18,10 +18,10 @@ from vitreous.data.image.decoding import Interpolation
 
 Box = tuple[int, int, int, int]  # top, left, height and width of a crop
 
-CHUNK = 1 << 24  # pixels to crop at a time, which bounds the memory for their indices
+CHUNK = 1 << 24  # number of pixels to crop at a time; bounds the memory for pixel indices
 SUPPORT = {"bilinear": 1, "bicubic": 2}  # radius of the interpolation kernel, in pixels
-# Weights are multiples of 2^-15, so float32 adds their products with 8-bit values exactly, in any order. The pixels of
-# a crop are then the same in a batch of any size.
+# Weights are multiples of 2^-15, so float32 sums of their products with 8-bit values are exact, in any order. The
+# pixels of a crop are then the same in a batch of any size.
 WEIGHT_BITS = 15
 
 
@@ -95,7 +95,7 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def _rounded(values: Tensor) -> Tensor:
-    return values.round_().clamp_(0, 255)  # also between the two passes, like torch's resize of uint8
+    return values.round_().clamp_(0, 255)  # also between the two passes, as in torch's resize of uint8 images
 
 
 def _table(

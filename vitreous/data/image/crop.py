@@ -58,7 +58,7 @@ def fit(
 
 
 def _fit_factor(header: ImageHeader, resized: Size) -> int:
-    """Choose a reduction that leaves at least twice the target size, so that the resize does most of the filtering."""
+    """Choose a reduction factor that leaves at least twice the target size, so resizing does most of the filtering."""
     return reduction_factor(header.size, (2 * resized[0], 2 * resized[1])) if header.jpeg else 1
 
 
@@ -78,8 +78,8 @@ def _pad(
 def _trim(image: UInt8[Tensor, "c h w"], dim: int, resized: int, wanted: int) -> tuple[Tensor, int]:
     """Trim both ends of a very long side before the resize instead of after it.
 
-    Otherwise an image of 1 x 10,000 pixels would be resized to 256 x 2,560,000. The remaining length is four times that
-    of the crop plus a margin, so neither the new borders nor the rounding of the new length affect the crop.
+    Otherwise an image of 1 x 10,000 pixels would be resized to 256 x 2,560,000. The remaining length is four times the
+    length of the crop, plus a margin. Neither the new borders nor the rounding of the new length affect the crop.
     """
     if resized <= 16 * wanted:
         return image, resized
@@ -123,10 +123,10 @@ def crop_box(
     torchvision draws the area fraction uniformly from `scale` and the log aspect ratio (width / height) uniformly from
     log `ratio`, up to ten times, until the crop fits into the image. This is a uniform distribution over the (area,
     aspect) pairs that fit. In an image of log aspect y, a crop of log aspect x fits if its area fraction is at most
-    exp(-|x - y|), so the density of x is proportional to the length of `scale` below this limit. The first number is
-    mapped through a tabulated inverse CDF of x; given x, the second number determines the area, and the other two the
-    position. If no pair fits because the image is too elongated, the result is the largest crop of the nearest allowed
-    aspect, at a random position (torchvision centres it).
+    exp(-|x - y|), so the density of x is proportional to the length of the part of `scale` below this limit. The first
+    number is mapped through a tabulated inverse CDF of x; given x, the second number determines the area, and the other
+    two the position. If no pair fits because the image is too elongated, the result is the largest crop of the nearest
+    allowed aspect, at a random position (torchvision centres it).
     """
     height, width = image
     own = math.log(width / height)
@@ -171,7 +171,7 @@ def shrunk(size: Size, side: int) -> Size:
 def shrink(
     image: StoredImage, side: int, interpolation: Interpolation, channels: int = 3, fast: bool = False
 ) -> UInt8[Tensor, "c h w"]:
-    """Decode an image and reduce its shorter side to `side` pixels if it is longer. Grey images keep one channel."""
+    """Decode an image, and downsize it if its shorter side exceeds `side` pixels. Grey images keep one channel."""
     header = read_image_header(image)
     size = shrunk(header.size, side)
     with reserve_memory(header.bytes):
@@ -180,7 +180,7 @@ def shrink(
 
 
 def shrink_mask(ids: UInt8[np.ndarray, "h w"], image: StoredImage, side: int) -> UInt8[np.ndarray, "h2 w2"]:
-    """Reduce a mask like its image in `shrink`."""
+    """Downsize a mask as `shrink` downsizes its image."""
     header = _header_for_mask(ids, image)
     size = shrunk(header.size, side)
     return _sample_mask(ids, (0, 0, *header.size), 1, size, (0, 0), size).numpy()
@@ -192,7 +192,7 @@ def shrink_mask(ids: UInt8[np.ndarray, "h w"], image: StoredImage, side: int) ->
 def fit_mask(
     ids: UInt8[np.ndarray, "h w"], image: StoredImage, size: Size, preprocessing: Preprocessing, fast: bool = False
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
-    """Resize and crop a mask like its image in `fit`; padding becomes IGNORED."""
+    """Resize and crop a mask as `fit` resizes and crops its image; padding becomes IGNORED."""
     header = _header_for_mask(ids, image)
     resized = resized_for(header.size, size, preprocessing)
     factor = _fit_factor(header, resized) if fast else 1
@@ -207,7 +207,7 @@ def crop_mask(
     scale: tuple[float, float],
     fast: bool = False,
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
-    """Crop and resize a mask like its image in `random_resized_crop`, given the same numbers."""
+    """Crop and resize a mask as `random_resized_crop` does its image, given the same numbers."""
     header = _header_for_mask(ids, image)
     box = crop_box(header.size, numbers, scale, RATIO)
     factor = reduction_factor(box[2:], size) if header.jpeg and fast else 1

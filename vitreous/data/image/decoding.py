@@ -32,14 +32,14 @@ from vitreous.common.checks import Size
 from vitreous.data.sources.base import StoredImage
 
 Interpolation = Literal["bilinear", "bicubic"]
-ValueRange = tuple[float, float]  # values that become black and white
+ValueRange = tuple[float, float]  # pixel values that become black and white
 Pixels = TypeVar("Pixels", np.ndarray, Image.Image)
 
 # Images with more pixels are rejected before decoding, to prevent decompression bombs. Pillow has the same limit.
 MAX_PIXELS = 178_956_970
 # Limit on the estimated decoding memory of one image, and of all large images that a process decodes concurrently.
 MAX_BYTES = 1 << 30
-LARGE_BYTES = 1 << 27  # images that need less are not counted
+LARGE_BYTES = 1 << 27  # images that need less memory are not counted
 
 
 class UnreadableImage(ValueError):
@@ -122,7 +122,7 @@ class ImageHeader:
     """Size, orientation and decoding memory of an image."""
 
     size: Size  # after rotation by EXIF
-    bytes: int  # memory needed to decode it
+    bytes: int  # memory needed to decode the image
     orientation: int = 1
     jpeg: "JpegHeader | None" = None
     opened: Image.Image | None = None
@@ -179,7 +179,7 @@ def decode_pixels(
 ) -> tuple[UInt8[Tensor, "c h w"], int]:
     """Decode an image, at 1 / factor of its size if the format supports it; also return the factor used.
 
-    Rows below `bottom` may be skipped. `value_range` is that of `Preprocessing`. A grey image keeps one channel even
+    Rows below `bottom` may be skipped. `value_range` is defined in `Preprocessing`. A grey image keeps one channel even
     for `channels=3`; repeating the channel after the resize saves memory.
     """
     if channels not in (1, 3):
@@ -197,7 +197,7 @@ def decode_pixels(
             opened = header.opened or open_image(image)
             factor = reduce(opened, channels == 1, factor)
             pixels = pixels_of(opened, value_range)
-            opened.close()  # free its copy before the resize allocates memory
+            opened.close()  # free Pillow's copy of the pixels before the resize allocates memory
         if channels == 1 and pixels.shape[2] == 3:
             pixels = _in_strips(pixels, grey_of, 1)
         return torch.from_numpy(upright(pixels, header.orientation)).permute(2, 0, 1), factor
@@ -227,7 +227,7 @@ def decode(
     """Decode an image to upright grey (1 channel) or RGB (3 channels), channels last in memory.
 
     Transparent images are blended over white; animations are reduced to their first frame. With `at_least`, a JPEG may
-    be decoded at 1/2, 1/4 or 1/8 of its size, as long as it stays at least that large. Raises UnreadableImage.
+    be decoded at 1/2, 1/4 or 1/8 of its size, if the result is at least that large. Raises UnreadableImage.
     """
     header = read_image_header(image)
     with reserve_memory(header.bytes):
@@ -358,7 +358,7 @@ def _with_height(data: bytes, header: JpegHeader, height: int) -> bytes:
     return b"".join((data[: header.height_at], height.to_bytes(2, "big"), data[header.height_at + 2 :]))
 
 
-@functools.cache  # failed imports are not cached by Python
+@functools.cache  # Python does not cache failed imports
 def _simplejpeg() -> ModuleType | None:
     try:
         return importlib.import_module("simplejpeg")
@@ -372,7 +372,7 @@ STRIP = 1 << 20  # pixels to convert at a time
 # Bytes per pixel that Pillow's decoders allocate in addition to the image, e.g. for animation frames.
 DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "HEIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
 
-PROGRAMS = ("EPS", "WMF")  # formats that Pillow would pass to Ghostscript or Windows to execute
+PROGRAMS = ("EPS", "WMF")  # formats that Pillow would pass to Ghostscript or Windows, which execute them
 
 _PILLOW = r"PIL\."  # module pattern
 _FROM_PILLOW = ("ignore", None, Warning, re.compile(_PILLOW), 0)  # entry in warnings.filters
@@ -400,7 +400,7 @@ def _register_heif() -> None:
 
 def orientation_of(image: Image.Image, data: bytes) -> int:
     """Return the EXIF orientation, 1 to 8, without decoding."""
-    if image.format == "TIFF":  # Pillow rotates it when loading, and reports the rotated size
+    if image.format == "TIFF":  # Pillow rotates TIFFs when loading them, and reports the rotated size
         return 1
     if image.format == "PNG" and b"eXIf" not in data:  # Pillow would decode the image to find EXIF data after it
         return 1
@@ -480,7 +480,7 @@ def brightest_value(data: StoredImage) -> int | None:
 
 
 def range_for(brightest: int) -> tuple[int, int] | None:
-    """Return the value range of 16-bit images that use 14 bits or less, which would otherwise be nearly black."""
+    """Return the value range for 16-bit images that use at most 14 bits, which would otherwise be nearly black."""
     bits = brightest.bit_length()
     return (0, 2**bits - 1) if 0 < bits <= 14 else None
 
@@ -492,8 +492,8 @@ def _is_16_bit(image: Image.Image) -> bool:
 def _eight_bits(image: Image.Image, value_range: ValueRange | None = None) -> np.ndarray:
     """Scale the value range to 0..255; Pillow's conversion would clip it.
 
-    The maximum of 16-bit files is known. For 32-bit integers and floats, use the first of 1, 255 (both only for floats)
-    and 65535 that no pixel exceeds, or else the value of the brightest pixel. `value_range` replaces all of these.
+    The range starts at 0. Its maximum is 65535 for integers, and the first of 1, 255 and 65535 that no pixel exceeds
+    for floats. If a pixel exceeds 65535, the maximum is the value of the brightest pixel. `value_range` overrides this.
     """
     if value_range is None and _is_16_bit(image):
         return _in_strips(image, lambda strip: ((np.asarray(strip).astype(np.uint32) + 128) // 257)[..., None], 1)

@@ -4,8 +4,8 @@ An id is a grey level of up to 16 bits or a palette index; palette colours are i
 green and blue are equal. Pillow decodes the pixels, but scales 2-bit and 4-bit grey levels to 0..255; the bit depth is
 read from the PNG header to undo this.
 
-The check reads every mask, because a single bad one can stop a run after hours or silently corrupt it. For images, only
-the headers are read. Decoding releases the GIL, so threads use all cores.
+The check reads every mask, because a single bad mask can stop a run after hours or silently corrupt it. For images,
+only the headers are read. Decoding releases the GIL, so threads use all cores.
 """
 
 import re
@@ -34,8 +34,9 @@ _GREY, _PALETTE = 0, 3
 _COLOURED = {2: "RGB", 4: "grey with alpha", 6: "RGB with alpha"}
 _HEADER = 26  # size of a PNG header in bytes
 _START = 1 << 16  # number of bytes to read first; they contain the header of nearly every image
-# More ids than this, in all masks or in one mask, indicate smoothed edges or JPEG compression, which produce most of
-# the 256 levels. COCO-Stuff has 182 classes, ADE20K 150 and Cityscapes 34, and one image has only a few of them.
+# Maximum number of ids in all masks and in one mask. More ids indicate smoothed edges or JPEG compression, which
+# produce most of the 256 levels. COCO-Stuff has 182 classes, ADE20K 150 and Cityscapes 34, and one image has only a few
+# of them.
 _MANY, _MANY_IN_ONE = 200, 100
 
 Pair = tuple[str, str]  # image path and mask path, relative to the root
@@ -275,14 +276,14 @@ def mask_problems(pairs: Sequence[Pair], checks: Sequence[MaskCheck], names: Map
         problems.append(f"{len(sizes):,} {differ}: {_with_reasons(sizes)}")
     if names is None and (len(found) > _MANY or any(len(check.ids) > _MANY_IN_ONE for check in checks)):
         problems.append(
-            f"the masks have {len(found):,} different ids, probably because they were smoothed or saved as JPEG; "
+            f"the masks have {len(found):,} different ids, probably because the masks were smoothed or saved as JPEG; "
             f"export them as PNG without smoothing, and list the true ids in {FILE}"
         )
     if names is not None:
         problems += _unlisted_ids(pairs, checks, names)
         unused = [name for index, name in names.items() if index not in found]
         if found == {0, IGNORED} and IGNORED not in names and unused:  # 255 is probably a class
-            add = f'if it is a class, add "{IGNORED} {unused[0]}" to {FILE}'
+            add = f'if {IGNORED} is a class, add "{IGNORED} {unused[0]}" to {FILE}'
             problems.append(f"the masks contain only the ids 0 and {IGNORED}, and {IGNORED} is ignored; {add}")
     return problems
 

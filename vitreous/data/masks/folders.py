@@ -52,7 +52,7 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str
     name, listing = root.resolve().name, root / FILE
     names = read_classes(listing) if listing.is_file() else None
     if names is not None:
-        number_classes(names, ignore)  # fail before reading all masks
+        number_classes(names, ignore)  # check `ignore` before reading all masks
     folders, notes = find_folders(root)
     splits, pairs, problems = _pair(root, folders, notes)
     checks = check_masks(root, pairs)

@@ -6,7 +6,7 @@
     train/x.jpg                   train/x_mask.png               masks beside the images
     leftImg8bit/train/x_leftImg8bit.png   gtFine/train/x_gtFine_labelIds.png   Cityscapes
 
-In all of them, mask names may have one of the ENDINGS, such as `x_mask.png` or `x_L.png`.
+In all layouts, mask names may have one of the ENDINGS, such as `x_mask.png` or `x_L.png`.
 """
 
 import os
@@ -27,7 +27,7 @@ EXPECTED = "expected {0}/images and {0}/masks, with one PNG of class ids per ima
 IMAGE_FOLDERS = (*IMAGES, "leftimg8bit")
 MASK_FOLDERS = (*MASKS, "gtfine", "gtcoarse")
 BESIDE = (*MASKS, "annot", "annots", "gt", "seg")  # added to the name of a split folder: trainannot, train_masks, ...
-# Endings of mask names, in order of preference: the first two are the ids of Cityscapes for training and all ids.
+# Endings of mask names, in order of preference: the first two are Cityscapes masks with training ids and all ids.
 CITYSCAPES = tuple(f"_gt{kind}_{ids}" for kind in ("Fine", "Coarse") for ids in ("labelTrainIds", "labelIds"))
 ENDINGS = (
     *CITYSCAPES, "_mask", "_masks", "_label", "_labels", "_L", "_seg", "_segmentation", "_gt", "_annotation",
@@ -37,7 +37,7 @@ OTHER_VIEW = re.compile(r"_gt(Fine|Coarse)_\w+$")  # Cityscapes has several mask
 
 
 class FolderPair(NamedTuple):
-    """Image and mask folders of one split, relative to the root. They are the same if masks are beside the images."""
+    """Image and mask folders of one split, relative to the root. If masks are beside the images, both are equal."""
 
     split: str
     images: str
@@ -45,7 +45,7 @@ class FolderPair(NamedTuple):
 
 
 def has_masks(root: Path) -> bool:
-    """True if a folder looks like a segmentation data set by the names of its folders or files."""
+    """True if the names of the folders or files inside suggest a segmentation data set."""
     if not root.is_dir():
         return False
     folders = list_folder(root)[0]
@@ -114,7 +114,7 @@ def _find_splits(root: Path, images: str, masks: str) -> tuple[list[FolderPair],
 
 def _find(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
     matches = [folder for folder in folders if folder.lower() in names]
-    if len(matches) > 1:  # some may have no images, e.g. Pascal VOC's Annotations, which has XML files
+    if len(matches) > 1:  # some folders may have no images, e.g. Pascal VOC's Annotations, which has XML files
         matches = [folder for folder in matches if images_below(root, folder)] or matches
     if len(matches) > 1:
         kind = "image" if names is IMAGE_FOLDERS else "mask"
@@ -123,7 +123,7 @@ def _find(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
 
 
 def _beside_splits(root: Path, folders: Sequence[str]) -> list[FolderPair]:
-    """Find pairs such as train/ and trainannot/; a split without a mask folder is included if others have one."""
+    """Find pairs such as train/ and trainannot/; a split without a mask folder is included if another split has one."""
     splits, siblings = {folder: split for folder in folders if (split := split_name(folder))}, {}
     for folder in splits:
         for other in folders:
@@ -137,7 +137,7 @@ def _beside_splits(root: Path, folders: Sequence[str]) -> list[FolderPair]:
 
 
 def _find_beside(root: Path, folders: Sequence[str]) -> list[FolderPair]:
-    """Find folders that contain both images and masks, whose names have one of the ENDINGS."""
+    """Find folders that contain both images and masks. The names of masks have one of the ENDINGS."""
     if splits := {folder: split for folder in folders if (split := split_name(folder))}:
         pairs = [FolderPair(split, folder, folder) for folder, split in splits.items()]
         return pairs if any(count(root, pair) for pair in pairs) else []
@@ -161,7 +161,7 @@ def _suggest(root: Path, folders: Sequence[str]) -> str:
         if files and 2 * count(root, pair) > len(files) and _has_ids(root / images_below(root, masks)[0]):
             renamed = ((images, "images"), (masks, "masks"))
             commands = [f"mv {shlex.quote(str(root / old))} {shlex.quote(str(root / new))}" for old, new in renamed]
-            return f"{masks!r} has masks for {images!r}: rename them with `{' && '.join(commands)}`"
+            return f"{masks!r} has masks for {images!r}: rename the folders with `{' && '.join(commands)}`"
     return ""
 
 
@@ -200,7 +200,7 @@ def count(root: Path, pair: FolderPair) -> int:
 
 
 def match(images: Sequence[str], masks: Sequence[str], image_folder: str, mask_folder: str) -> dict[str, str]:
-    """Return the mask of each image that has one: the file with the same name, or with this name and an ending."""
+    """Return the mask of each image that has one: the file with the same name, or with the same name and an ending."""
     by_key = {key_of(path, mask_folder): path for path in sorted(masks)}
     pairs = {}
     for image in images:

@@ -74,7 +74,7 @@ class DataSet:
     train: Source
     val: Source
     test: Source | None
-    note: str  # user-facing summary of the splits
+    note: str  # summary of the splits for the user
     val_drawn: bool = False  # True if val was drawn at random from the train images
 
     @property
@@ -247,7 +247,7 @@ def by_split(source: Source, splits: Iterable[str]) -> dict[str, Source]:
 
 
 def pick(source: Source, indices: np.ndarray) -> Subset:
-    """Select images of a source, without nesting subsets."""
+    """Select images from a source without nesting subsets."""
     if isinstance(source, Subset):
         return Subset(source.source, source.indices[indices])
     return Subset(source, indices)
@@ -357,7 +357,7 @@ def cell_text(value: object) -> str:
 
 
 def class_labels(values: Iterable[object], names: tuple[str, ...] | None) -> list[str]:
-    """Convert labels to text. Numbers are indices into `names`, if given; negative ones (hidden labels) are empty."""
+    """Convert labels to text. Numbers are indices into `names`, if given; negative numbers (hidden labels) give ""."""
     seen: dict[str, str] = {}
     labels = []
     for value in values:

@@ -1,7 +1,7 @@
 """Resumable, size-limited and verified downloads to the cache.
 
 A file is downloaded as `NAME.part` and renamed once its checksum is verified, so a file that exists is complete and is
-not downloaded again. (Neither pooch nor urlretrieve can resume a download, or limit its size and time.)
+not downloaded again. (Neither pooch nor urlretrieve can resume a download, or limit its size and duration.)
 """
 
 import contextlib
@@ -121,13 +121,13 @@ class _Download:
             return None
         total, free = start + int(length), shutil.disk_usage(self.part.parent).free
         if total > self.max_bytes:
-            raise BadResponse(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes: it has {total:,}")
+            raise BadResponse(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes: it has {total:,} bytes")
         if int(length) > free:
             raise OSError(f"{self.url} needs {int(length):,} bytes, but only {free:,} are free in {self.part.parent}")
         return total
 
     def _receive(self, have: int) -> Generator[http.client.HTTPResponse | bytes | None, None, None]:
-        """Request the bytes from `have` on; yield the response (None if there are no more bytes), then its chunks."""
+        """Request the bytes from offset `have`; yield the response (None if no bytes are left), then its chunks."""
         headers = {"User-Agent": "vitreous"}
         if have:
             headers["Range"] = f"bytes={have}-"
@@ -159,7 +159,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request: Any, *arguments: Any) -> urllib.request.Request | None:
         *_, url = arguments
         if request.type == "https" and not url.startswith("https:"):
-            raise OSError(f"redirected from https to {url!r:.200}, which is not encrypted")
+            raise OSError(f"refused a redirect from https to {url!r:.200}, which is not encrypted")
         return super().redirect_request(request, *arguments)
 
 

@@ -68,7 +68,7 @@ def _open_splits(root: Path, splits: dict[str, str], labelled: bool) -> FoundDat
             notes.append(f"{folder} has no class folders and is ignored")
         else:
             inside = plural(len(images), "image") if images else "no images"
-            raise ValueError(f"{root / folder} has {inside} and no class folders; expected {folder}/<class>/*.jpg")
+            raise ValueError(f"{root / folder} has {inside} but no class folders; expected {folder}/<class>/*.jpg")
     return _found(root, items, problems, notes, ignored)
 
 
@@ -107,7 +107,7 @@ def local_path(spec: str, root: Path | None) -> Path:
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """List the subfolders, images and other files in a folder, sorted and without hidden ones."""
+    """List the subfolders, images and other files in a folder, sorted and without hidden entries."""
     folders: list[str] = []
     images: list[str] = []
     other_files: list[str] = []

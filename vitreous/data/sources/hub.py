@@ -1,6 +1,6 @@
 """Data sets on the Hugging Face Hub: `hf:owner/name`, or `hf:owner/name:config`, optionally with `@revision`.
 
-Reads the Parquet files of the repository, or those of the Hub's automatic conversion. Files are stored in
+Reads the Parquet files of the repository, or the Hub's automatic conversion to Parquet. Files are stored in
 huggingface_hub's cache; with HF_HUB_OFFLINE=1 or without a network, only the cache is used.
 """
 

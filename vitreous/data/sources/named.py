@@ -1,4 +1,4 @@
-"""Built-in data sets: `digits` and `shapes`, which come with the package, and published ones such as CIFAR-10.
+"""Built-in data sets: `digits` and `shapes`, which come with the package, and published data such as CIFAR-10.
 
 Published data sets are downloaded once from their official URLs, verified against the published checksums and unpacked
 into the cache. A local copy can be the official files (packed or unpacked), `NAME.npz` or an image folder. Pickles are
@@ -74,7 +74,7 @@ class Published:
 
     files: tuple[tuple[str, str], ...]  # (URL, checksum) pairs
     landmark: str  # path pattern that identifies the unpacked files
-    folders: tuple[str, ...]  # folders that may contain them; the first is the one in the archive
+    folders: tuple[str, ...]  # folders that may contain the unpacked files; the first is the folder in the archive
     read: Callable[[Path], FoundData]
 
 
@@ -97,7 +97,7 @@ def open_published(name: str, root: Path | None) -> FoundData:
 
 
 def unpack(files: Sequence[Path], target: Path) -> Path:
-    """Unpack archives and copy other files into `target`. If `target` exists, it is complete."""
+    """Unpack archives and copy other files into `target`. Does nothing if `target` exists, because it is complete."""
     with file_lock(target):
         if target.exists():
             return target
@@ -333,7 +333,7 @@ def read_mat(path: Path) -> dict[str, np.ndarray]:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (type, data) of each element. Up to 4 bytes are in the header; longer data is padded to a multiple of 8."""
+    """Yield (type, data) of each element. Up to 4 data bytes are in the header; more are padded to a multiple of 8."""
     at = 0
     while at < len(data):
         kind, size = struct.unpack_from("<II", data, at)

@@ -74,7 +74,7 @@ class ShapesSource(Source):
         return f"shapes/{self.split}[{index}]"
 
     def _rng(self, index: int) -> SampleRng:
-        # The split replaces the epoch, so an image does not depend on the size of its split.
+        # The split is used as the epoch, so an image does not depend on the size of its split.
         return SampleRng(self.seed, {"train": 0, "val": 1}[self.split], torch.tensor([index]))
 
     def _distance(self, index: int, place: Float[Tensor, "4"]) -> Float[Tensor, "h w"]:
@@ -115,7 +115,7 @@ def _signed_distance(shape: str, x: Float[Tensor, "h w"], y: Float[Tensor, "h w"
 
 
 def _colours(numbers: Float[Tensor, "18"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return two similar background colours, and the one of four random colours farthest from both."""
+    """Return two similar background colours, and the one of four random colours that is farthest from both."""
     paper, other, *inks = (255 * numbers).view(6, 3)
     shade = (paper + (other - 127.5) / 2).clamp(0, 255)
     apart = [min(float((ink - paper).norm()), float((ink - shade).norm())) for ink in inks]

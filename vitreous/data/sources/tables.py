@@ -3,9 +3,9 @@
 Columns are found by their common names, ignoring case; an optional `split` column gives the split of each row. Paths
 are relative to the table, or to `root`.
 
-Parquet tables may also contain the images, as on the Hugging Face Hub. They are unpacked once into a single file in the
-cache, so that reading an image takes one short read instead of decompressing a whole row group. Labels are checked
-before that.
+Parquet tables may also contain the images, as on the Hugging Face Hub. The images are unpacked once into a single file
+in the cache, so that reading an image takes one short read instead of decompressing a whole row group. Labels are
+checked before unpacking.
 """
 
 import csv
@@ -51,7 +51,10 @@ Columns = Mapping[str, Sequence[object]]
 
 
 def open_table(path: Path, root: Path | None = None, targets: TargetKind | None = None) -> FoundData:
-    """Open a table, checking that the listed files exist without opening them. `targets` are read instead of labels."""
+    """Open a table. Missing image files are reported as a problem; existing files are not opened.
+
+    `targets` are read instead of one label per image.
+    """
     if path.suffix.lower() == ".parquet":
         return open_parquet(path.name, {UNSPLIT: [path]}, root, targets)
     columns = _read_csv(path) if path.suffix.lower() in (".csv", ".tsv") else _read_jsonl(path)
@@ -194,7 +197,9 @@ def open_parquet(
         rows = targets.read(paths[0], _without(columns, images), splits, names)
     if image not in images:
         if len(paths) > 1:
-            raise ValueError(f"{name}: column {image!r} must contain images, not paths, if there are several files")
+            raise ValueError(
+                f"{name}: column {image!r} has paths instead of images, which is supported only for a single file"
+            )
         return _from_paths(paths[0], _read_columns(paths, [image])[image], rows, root)
 
     bare = from_rows(name, rows, lambda _, numbers, classes: ArraySource(np.empty(0), numbers, classes, name), [])

@@ -18,7 +18,7 @@ Target = Annotated[
 
 
 class Erased(BaseModel):
-    """Patches to fill with the image's mean colour, and classes whose probabilities are returned."""
+    """Patches to fill with the mean colour of the image, and the classes whose probabilities are returned."""
 
     patches: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=2**16, examples=[[0, 1, 14]])
     classes: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=1000, examples=[[0]])
@@ -154,7 +154,7 @@ IMAGE_BODY = {
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe error responses, with an example of each."""
+    """Return the OpenAPI descriptions of error responses, with examples."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         code, message = REASONS[status]
@@ -165,7 +165,7 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def json_response(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe a JSON response and the possible errors, with an example of each."""
+    """Describe a JSON response and the possible errors, each with an example."""
     success: dict[str, Any] = {"model": shape}
     if shape in EXAMPLES:
         success["content"] = {"application/json": {"example": EXAMPLES[shape]}}

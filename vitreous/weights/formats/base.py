@@ -45,7 +45,7 @@ class StateDict:
     model_name: str = ""  # architecture name in the file's metadata
 
     def count(self, pattern: str, first: int = 0) -> int:
-        """Count consecutive layers, starting at `first`, that have the tensor `pattern`: `blocks.{i}.norm1.weight`."""
+        """Count consecutive layers from `first` that have the tensor `pattern`, e.g. `blocks.{i}.norm1.weight`."""
         numbers = itertools.count(first)
         return next(i for i in numbers if pattern.replace("{i}", str(i)) not in self.tensors) - first
 
@@ -91,7 +91,7 @@ class Format(ABC):
         return True
 
     def ambiguity(self, state: StateDict) -> str:
-        """Return why a checkpoint with this signature may be another model, or "" if it cannot be."""
+        """Return a reason why a checkpoint with this signature may be another model, or "" if there is none."""
         return ""
 
     def normalise(self, state: StateDict) -> StateDict:
@@ -130,12 +130,12 @@ class Format(ABC):
         return {}
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        """Write tensors with the library's names to `path`, a folder or a file."""
+        """Write tensors to `path` (a folder or a file) under the library's names."""
         write_file(tensors, path / self.file_name if path.is_dir() else path)
 
 
 class ConfigBuilder:
-    """Collects config fields, with a reason for each value that the checkpoint does not specify."""
+    """Collects config fields, and the reason for each value that the checkpoint does not specify."""
 
     def __init__(self, state: StateDict, overrides: Mapping[str, Any], new_head: bool = False):
         self.path, self.overrides = state.path, overrides
@@ -203,8 +203,8 @@ class ConfigBuilder:
 
         wanted: Image size requested by the caller, or None. native: Image size specified by the checkpoint, or None.
         The first match is used: the native size, a square grid with the first prefix choice, the wanted size, or (if
-        `native` is None) a square grid with another prefix. The last is uncertain: a 15 x 15 grid
-        has as many positions as a 14 x 16 grid with a class token.
+        `native` is None) a square grid with another prefix. The last case is uncertain: a 15 x 15 grid, and a 14 x 16
+        grid with a class token, both have 225 positions.
         """
         native = self.overrides.get("image_size", native)
         if native is not None and (prefix := _fitting(positions, prefix_choices, patch_stride, native)) is not None:
@@ -226,8 +226,8 @@ class ConfigBuilder:
             return prefix
         for other in prefix_choices[1:]:
             if native is None and (side := _square_side(positions - other)):
-                reason = f"a square grid if {other} of the {positions} positions belong to prefix tokens; "
-                reason += f"if {prefix_choices[0]} do, pass the image size"
+                reason = f"a square grid, if {other} of the {positions} positions belong to prefix tokens; "
+                reason += f"if this number is {prefix_choices[0]}, pass the image size"
                 self.assume(reason, image_size=(side * patch_stride[0], side * patch_stride[1]))
                 return other
         given = native if native is not None else wanted
@@ -240,7 +240,7 @@ class ConfigBuilder:
 
 
 def how_to_set(*fields: str) -> str:
-    """Return advice on passing unspecified fields, in Python and on the command line."""
+    """Explain how to set fields that a checkpoint does not specify, in Python and on the command line."""
     python = ", ".join(f'"{field}": ...' for field in fields)
     command = " ".join(("vitreous convert SRC DST --to vitreous", *(f"--set {field}=..." for field in fields)))
     return f"pass overrides={{{python}}}, or convert the checkpoint once with `{command}`"

@@ -1,7 +1,8 @@
 """List of all formats, and detection of a checkpoint's format.
 
-The model may be only part of the checkpoint: Lightning checkpoints may also contain a loss with tensors, and DINO's
-contain `backbone.` and `head.` under both `student.` and `teacher.`. Every prefix is searched for a known format.
+The model may be only part of the checkpoint: Lightning checkpoints may also contain a loss with tensors, and DINO
+checkpoints contain `backbone.` and `head.` under both `student.` and `teacher.`. Every prefix is searched for a known
+format.
 """
 
 import dataclasses
@@ -71,7 +72,7 @@ def identify(state: StateDict, name: str | None = None) -> tuple[Format, str]:
 
 
 def under(state: StateDict, prefix: str) -> StateDict:
-    """Return the part of a checkpoint below a prefix, with a summary of the tensors outside of it."""
+    """Return the part of a checkpoint under a prefix, with a summary of the tensors outside it."""
     if not prefix:
         return state
     tensors = {name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)}
@@ -103,7 +104,7 @@ def _supported(state: StateDict, detected: Format | None) -> Format:
 
 
 def _search_prefixes(state: StateDict) -> tuple[Format | None, str]:
-    """Return the format and prefix of the model under a prefix, or None and "" if there is none."""
+    """Find a model under a prefix. Return its format and prefix, or None and "" if there is no model."""
     parts = _parts(state.tensors)
     models: dict[str, Format] = {}
     last = None
@@ -136,7 +137,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """Return the prefix of the only model, or of the only averaged one (e.g. EMA) if all have equal shapes."""
+    """Return the prefix of the only model, or of the only averaged model (e.g. EMA) if all models have equal shapes."""
     prefixes = list(models)
     averaged = [prefix for prefix in prefixes if not set(prefix.split(".")).isdisjoint(AVERAGED_MODULES)]
     shapes = [{name: tensor.shape for name, tensor in model.items()} for model in models.values()]
@@ -146,12 +147,12 @@ def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str
     listed = ", ".join(shown(prefix.rstrip(".")) for prefix in prefixes[:4])
     raise BadCheckpoint(
         f"{state.path} contains {len(prefixes)} models ({listed}{', ...' if len(prefixes) > 4 else ''}). "
-        "Save the one you need in a separate file"
+        "Save the model that you need in a separate file"
     )
 
 
 def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
-    """Summarise tensor names outside of `prefix`, grouped by where they diverge from it.
+    """Summarise the tensor names outside `prefix`, grouped up to the first part that differs from `prefix`.
 
     >>> _summary(["model.head.weight", "model.head.bias", "loss.scale"], "model.backbone.")
     ('model.head.* (2 tensors)', 'loss.scale')

@@ -64,7 +64,7 @@ class FlaxFormat(Format):
 
     numbers: ClassVar[LayerNumbers]
     signatures: ClassVar[Sequence[Sequence[str]]] = (("embedding/kernel", "Transformer/encoder_norm/scale"),)
-    roots = ("", "opt/target/", "params/", "params/img/", "img/")  # alone, with optimizer state, or with a text model
+    roots = ("", "opt/target/", "params/", "params/img/", "img/")  # alone, or with optimizer state or a text model
     # Optimizer state, timing, the text model, and the temperature and bias of its logits.
     ignored = (r"opt/.*", r"chrono/.*", r"(params/)?txt/.*", r"(params/)?[tb]")
     suffixes = (".npz",)

@@ -1,8 +1,8 @@
 """lucidrains' vit-pytorch: state dicts of `ViT` (any version since 2021) and `SimpleViT`.
 
-Names and numerics follow lucidrains/vit-pytorch (`vit.py`, `simple_vit.py`). It flattens patches as (row, column,
-channel), but Vitreous uses (channel, row, column). Files are written for the current `ViT`, which has norms around the
-patch projection and no qkv bias, so few models of other libraries can be converted to it.
+Names and numerics follow lucidrains/vit-pytorch (`vit.py`, `simple_vit.py`). The library flattens patches as (row,
+column, channel), but Vitreous uses (channel, row, column). Files are written for the current `ViT`, which has norms
+around the patch projection and no qkv bias, so few models of other libraries can be converted to it.
 """
 
 import dataclasses

@@ -126,13 +126,14 @@ def read_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ign
     result: dict[str, Tensor] = {}
     for entry in table:
         result |= zip(entry.ours, entry.conversion.read([used[name] for name in entry.theirs]), strict=True)
-    # Some checkpoints store positions or norms in a different dtype. Converting all to the widest avoids rounding.
+    # Some checkpoints store positions or norms in a different dtype. Converting all tensors to the widest dtype avoids
+    # rounding.
     widest = functools.reduce(torch.promote_types, {tensor.dtype for tensor in result.values()})
     return {name: tensor.to(widest) for name, tensor in result.items()}
 
 
 def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
-    """Check tensor names and shapes against those of the meta tensors `ours`; return all tensors not `ignored`."""
+    """Check tensor names and shapes against those of the meta tensors `ours`; return all that are not `ignored`."""
     expected = {name: tuple(tensor.shape) for name, tensor in write_table(table, ours).items()}
     used = {name: tensor for name, tensor in theirs.items() if name in expected or not matches(name, ignored)}
     types = {name: NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")) for name, tensor in used.items()}
@@ -141,7 +142,7 @@ def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ig
 
 
 def write_table(table: list[Row], ours: Tensors) -> dict[str, Tensor]:
-    """Convert Vitreous tensors to the checkpoint's. All their names must be in the table."""
+    """Convert Vitreous tensors to those of a checkpoint. All Vitreous names must be in the table."""
     known = {name for entry in table for name in entry.ours}
     if unknown := [name for name in ours if name not in known]:
         more = " and more" if len(unknown) > 5 else ""

@@ -128,7 +128,7 @@ def _sample_sizes(size: Size) -> Iterator[Size]:
 
 
 def range_differences(config: ViTConfig, system: str) -> list[str]:
-    """Return a line if the config scales the values of 16-bit images, which no other system does."""
+    """Return a line if the config scales the values of 16-bit images, which no other library does."""
     if config.preprocessing.value_range is None:
         return []
     low, high = config.preprocessing.value_range
@@ -136,7 +136,10 @@ def range_differences(config: ViTConfig, system: str) -> list[str]:
 
 
 def numeric_differences(config: ViTConfig, system: str, norm_eps: float, gelu: str | None = "erf") -> list[str]:
-    """Return one line per difference from `system` in the value range, LayerNorm eps or GELU (skipped for None)."""
+    """Return one line per difference from `system` in value range, LayerNorm eps or GELU.
+
+    Arguments that are None are not checked.
+    """
     lines = range_differences(config, system)
     if config.norm_eps != norm_eps:
         lines.append(f"LayerNorm eps is {config.norm_eps:g} in Vitreous and {norm_eps:g} in {system}")

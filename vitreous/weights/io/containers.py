@@ -68,7 +68,7 @@ def read_file(file: Path, lazy: bool = False) -> Any:
         raise BadCheckpoint(f"{file} has the suffix {file.suffix!r}; weight files end in {', '.join(SUFFIXES)}")
     match _sniff(file) or suffix:
         case ".safetensors":
-            return read_tensors(file, alignment=8)  # guaranteed by safetensors; copying would not be faster
+            return read_tensors(file, alignment=8)  # safetensors guarantees this alignment; copying would not be faster
         case ".npz":
             return read_npz(file, lazy)
     return read_pickle(file, lazy)
@@ -166,7 +166,7 @@ def _find_tensors(value: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], tuple[st
 
 
 def write_file(tensors: Mapping[str, Tensor], path: Path, under: str | None = None) -> None:
-    """Write tensors in the file type given by the suffix. `under` is a key to nest them under (torch files only)."""
+    """Write tensors in the file type given by the suffix. `under`: key for the dict of tensors (torch files only)."""
     match path.suffix:
         case ".safetensors":
             write_tensors(tensors, path)

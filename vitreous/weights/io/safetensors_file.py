@@ -24,7 +24,7 @@ STORED |= {f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)}
 STORED |= {f"U{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)}
 STORED |= {"BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 DTYPE_NAMES = {dtype: name for name, dtype in STORED.items()}
-ALIGNMENT = 64  # bytes; a cache line, and torch's own alignment
+ALIGNMENT = 64  # bytes; the size of a cache line and torch's alignment
 MAX_TENSORS = 30_000  # per checkpoint; 1,024 blocks with all options need fewer
 MAX_HEADER_BYTES = 400 * MAX_TENSORS
 MAX_ELEMENTS = 1 << 48  # limit for empty tensors, with empty dimensions counted as 1
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors (not atomically), ordered to align as many as possible to 64 bytes."""
+    """Write tensors (not atomically), sorted so that as many as possible are aligned to 64 bytes."""
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0

@@ -98,7 +98,7 @@ class JsonFields:
         sides = [sides, sides] if type(sides) is int else sides
         is_pair = isinstance(sides, list) and len(sides) == 2
         if not is_pair or not all(type(side) is int and 0 < side < MAX_SIDE for side in sides):
-            self.fail(key, value, "one positive integer or two (height and width)")
+            self.fail(key, value, "one positive integer, or two (height and width)")
         return sides[0], sides[1]
 
     def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
@@ -270,9 +270,9 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:
-    """Return the integer `mlp_ratio` with which DINOv2 has this MLP width, or None if there is none."""
+    """Return the integer `mlp_ratio` that gives this MLP width in DINOv2, or None if there is none."""
     for ratio in range(1, MAX_RATIO + 1):
-        wide = config.width * ratio  # SwiGLU uses 2/3 of it, rounded up to a multiple of 8
+        wide = config.width * ratio  # SwiGLU uses 2/3 of this width, rounded up to a multiple of 8
         if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, options.SwiGlu) else wide) == config.mlp_width:
             return ratio
     return None

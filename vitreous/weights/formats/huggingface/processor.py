@@ -62,7 +62,7 @@ def infer_preprocessing(state: StateDict, builder: ConfigBuilder) -> None:
     else:
         builder.set(preprocessing=preprocessing)
     if size is not None and size != (native := builder.fields["image_size"]):
-        reason = f"size of the position table; the processor uses {size[0]} x {size[1]} (pass image_size to use that)"
+        reason = f"size of the position table; the processor uses {size[0]} x {size[1]} (pass image_size to use it)"
         builder.default(reason, image_size=native)
 
 

@@ -83,13 +83,13 @@ def names_in(path: Path) -> list[str]:
     return [END.split(part.rpartition("--")[2])[0] for part in parts]
 
 
-# Architectures whose tensors do not determine all properties. All others have exact GELU and the usual number of heads.
+# Architectures whose tensors do not determine all properties. All others use exact GELU and the usual number of heads.
 TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512")
 SIXTEEN_HEADS = re.compile(r"vit_giantopt_.*|vit_base_patch16_gap_224")
 TWO_HEADS = re.compile(r"test_vit2?")
 # Architectures without positions for prefix tokens.
 NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp)_.*")
-# Unsupported architectures with the same tensors: rotary positions besides the learned ones, or norms after the layers.
+# Unsupported architectures with the same tensors: rotary and learned positions, or norms after the layers.
 UNSUPPORTED = re.compile(r"vit_.*_(rope|rpn)_.*")
 SWIGLU = re.compile(r"vit_giant_patch14_(reg\d+_)?(dinov2|tipsv2)")
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
@@ -136,7 +136,7 @@ class TimmConfig:
 
     @property
     def is_known(self) -> bool:
-        """True for a known timm architecture, whose name determines everything not changed by `model_args`."""
+        """True for a known timm architecture, whose name determines everything that `model_args` does not change."""
         return ARCHITECTURE.fullmatch(self.architecture) is not None
 
     @property
@@ -146,7 +146,7 @@ class TimmConfig:
         size = self.args.get("img_size", shape[1:] if isinstance(shape, list) else shape)
         sides = [size, size] if type(size) is int else size
         if not isinstance(sides, list) or len(sides) not in (0, 2) or not all(type(side) is int for side in sides):
-            raise BadCheckpoint(f"{self.path}: img_size must be one integer or two, got {size!r}")
+            raise BadCheckpoint(f"{self.path}: img_size must be one or two integers, got {size!r}")
         return (sides[0], sides[1]) if sides else None
 
     @property
@@ -228,7 +228,7 @@ class TimmConfig:
         return ours if _crop_pct(size, ours) == self.pretrained_cfg.get("crop_pct") else None
 
     def labels(self, num_classes: int) -> tuple[str, ...]:
-        """Return the class names, or () if there are not `num_classes` of them."""
+        """Return the class names, or () if their number is not `num_classes`."""
         names = self.document.get("label_names") or self.pretrained_cfg.get("label_names") or []
         if isinstance(names, dict):  # {"0": name, ...}
             names = [names.get(str(i)) for i in range(len(names))]
@@ -338,7 +338,7 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
         "crop_mode": {"crop": "center", "pad": "border"}.get(how.fit, "squash"),
         "mean": list(how.mean) * (channels if len(how.mean) == 1 else 1),
         "std": list(how.std) * (channels if len(how.std) == 1 else 1),
-        # If first_conv is set, timm assumes filters for three channels and converts them to any other number.
+        # If first_conv is set, timm assumes filters for three channels and converts them to the model's channels.
         **({"first_conv": first_conv} if channels == 3 else {}),
         "classifier": ["head", "head_dist"] if config.distillation_token else "head",
     }

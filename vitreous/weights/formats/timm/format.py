@@ -112,7 +112,7 @@ def _tokens(config: ViTConfig, names: Names) -> list[Row]:
 
 
 def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> Conversion:
-    """Create a conversion of registers with positions. Vitreous stores the sum of both, in the checkpoint's dtype."""
+    """Create a conversion for registers that have positions. Vitreous stores their sum, in the checkpoint's dtype."""
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         positions, tokens = theirs
@@ -400,7 +400,7 @@ def _set_pool(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> N
 
 
 def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> options.PoolConfig:
-    """Return the pooling, after checking that `stated` fits the tensors. A final norm fits class token and mean."""
+    """Return the pooling. Check that `stated` matches the tensors; a final norm matches class token and mean."""
     if isinstance(seen, options.AttentionPool) and {"cls_token", "reg_token"} & set(state.tensors):
         raise BadCheckpoint(
             f"{state.path} has attention pooling that excludes the class token or registers, which is not supported"
@@ -452,7 +452,7 @@ def _check_parts(state: StateDict, architecture: str) -> None:
 
 
 def _has_norms_after(state: StateDict) -> bool:
-    """Return True for the tensor order of timm's ResPostBlock, unlike that of plain blocks or of sorted names."""
+    """Return True if the tensors are ordered as in timm's ResPostBlock, not as in plain blocks or sorted by name."""
     parts = [name.split(".")[2] for name in state.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
     first = [part for part in dict.fromkeys(parts) if part in ("attn", "norm1", "mlp", "norm2")]
     return first == ["attn", "norm1", "mlp", "norm2"]

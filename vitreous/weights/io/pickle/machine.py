@@ -125,7 +125,7 @@ class _Machine:
             case "REDUCE":
                 arguments, function = stack.pop(), stack.pop()
                 if type(arguments) is not tuple:
-                    raise InvalidFile(f"passes {type(arguments).__name__} arguments instead of a tuple {ADVICE}")
+                    raise InvalidFile(f"passes arguments as {type(arguments).__name__} instead of a tuple {ADVICE}")
                 stack.append(self.maker.call(function, arguments))
             case "NEWOBJ":
                 _arguments, kind = stack.pop(), stack.pop()

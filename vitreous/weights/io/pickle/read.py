@@ -199,8 +199,8 @@ class _Builder:
 
     def _bytes(self, value: memoryview | Latin1) -> bytes:
         self._copied += len(value) if isinstance(value, memoryview) else len(value.text)
-        if self._copied > HARMLESS_BYTES + len(self.data):  # the same bytes may be used many times
-            raise InvalidFile(f"expands from {len(self.data):,} bytes to {self._copied:,} bytes of non-tensor data")
+        if self._copied > (most := HARMLESS_BYTES + len(self.data)):  # the same bytes may be used many times
+            raise InvalidFile(f"expands from {len(self.data):,} to more than {most:,} bytes of non-tensor data")
         return bytes(value) if isinstance(value, memoryview) else _encode(value)
 
 

@@ -37,7 +37,7 @@ KINDS = {
 }  # fmt: skip
 STORAGES = {f"torch.{name}Storage": getattr(torch, dtype) for name, dtype in KINDS.items()}
 STORAGES["torch.storage.UntypedStorage"] = torch.uint8
-NO_VIEW: tuple[list[None], ...] = ([], [None])  # legacy storages may be views of others, which is not supported
+NO_VIEW: tuple[list[None], ...] = ([], [None])  # legacy storages may be views of other storages, which is not supported
 FUNCTIONS = {
     *("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "torch.Size"),
     *("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"),
@@ -312,6 +312,6 @@ class TensorMaker:
             raise InvalidFile(f"contains an array with {held:,} bytes, but its shape {list(shape)} requires {needed:,}")
         self._count_tensor()
         self._array_bytes += needed
-        if self._array_bytes > HARMLESS_BYTES + self.length:  # each array is copied from the file once
-            raise InvalidFile(f"expands from {self.length:,} bytes to {self._array_bytes:,} bytes of arrays")
+        if self._array_bytes > (most := HARMLESS_BYTES + self.length):  # each array is copied from the file once
+            raise InvalidFile(f"expands from {self.length:,} to more than {most:,} bytes of arrays")
         return array

@@ -28,7 +28,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """True in the process that writes files and prints."""
+        """True in the process that writes files and prints messages."""
         return self.rank == 0
 
     @property
@@ -82,7 +82,7 @@ def world(device: str) -> Iterator[World]:
     local = int(os.environ.get("LOCAL_RANK", 0))
     chosen = pick_device(device, local)
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)  # also for memory queries
+        torch.cuda.set_device(chosen)  # memory queries also use the current device
     if size == 1:
         yield World(0, 1, chosen)
         return
@@ -94,5 +94,5 @@ def world(device: str) -> Iterator[World]:
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the torch device with this name; each process on a machine gets its own GPU."""
+    """Return the torch device with this name. Each process on a machine gets a different GPU."""
     return choose_device(f"cuda:{local_rank}" if name in ("auto", "cuda") and torch.cuda.is_available() else name)

@@ -1,4 +1,4 @@
-"""The end of a run: evaluates and calibrates `best/`, and writes metrics.json and report.html."""
+"""Evaluates and calibrates `best/` at the end of a run, and writes metrics.json and report.html."""
 
 import json
 import shlex
@@ -13,7 +13,6 @@ from vitreous.common.atomic_files import atomic_file
 from vitreous.common.codec import to_dict
 from vitreous.common.text import duration, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
-from vitreous.inference.calibration import lower_quantiles
 from vitreous.report.html import RunReport, write_report
 from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task
@@ -76,7 +75,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
         for problem in unreadable[:NAMED]:
             console.print(f"  {problem}")
         if len(unreadable) > NAMED:
-            console.print(f"  and {len(unreadable) - NAMED:,} more, all listed in metrics.json")
+            console.print(f"  and {len(unreadable) - NAMED:,} more (see metrics.json for all)")
         console.print(f"report: {path}\n\nNext steps:")
         for line in commands:
             console.print(f"  {line}")
@@ -85,7 +84,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
 
 
 def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
-    """Evaluate the best checkpoint, or the final module if checkpoints omit parts of it, such as MAE's decoder."""
+    """Evaluate the best checkpoint. If checkpoints omit a part such as MAE's decoder, evaluate the final module."""
     if not job.task.complete_checkpoint:
         return job.evaluate(source)
     world = job.world
@@ -96,7 +95,7 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
 
 
 def _calibrate_best(job: Job, folder: Path) -> Results | None:
-    """Calibrate the best checkpoint on the validation split. Return its results on that split, if they are complete."""
+    """Calibrate the best checkpoint on the validation split. Return the results, or None if images were skipped."""
     if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
         return None
     images = job.task.calibration_images(job.data.val)
@@ -107,8 +106,8 @@ def _calibrate_best(job: Job, folder: Path) -> Results | None:
     if job.world.first:
         model, familiarity = load_folder(folder / "best").to(job.world.device), None
         if (fitted := job.task.fit_familiarity(model, job.data.train, job.data.val)) is not None:
-            familiarity, scores = fitted
-            fields["calibration"] = replace(fields["calibration"], familiarities=lower_quantiles(scores))
+            familiarity, quantiles = fitted
+            fields["calibration"] = replace(fields["calibration"], familiarities=quantiles)
         record = {"data": job.data.name, "split": "val", "images": results.metrics()["count"]}
         store_calibration(folder / "best", fields, familiarity, record)
     job.world.wait()
@@ -116,7 +115,7 @@ def _calibrate_best(job: Job, folder: Path) -> Results | None:
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:
-    """Return suggested commands for a finished run, with one of its images and the flags that select its split."""
+    """Return suggested commands for a finished run, with an example image and the flags that reproduce the split."""
     val, image = data.val, "IMAGE.jpg"
     source = val.source if isinstance(val, Subset) else val
     if isinstance(source, FileSource) and val.name(0).isprintable():
@@ -125,22 +124,20 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
     for name in ("seed", "val_fraction", "data_root"):
         if (value := getattr(config, name)) != getattr(TrainConfig, name):
             flags += f" --{name.replace('_', '-')} {value}"
-    lists = {"ignore": config.segmenting.ignore, "target": config.targets.target}
-    chosen = "".join(f" --{name} {shlex.join(words)}" for name, words in lists.items() if words)
     values = {
         "best": shlex.quote(str(folder / "best")),
         "folder": shlex.quote(str(folder)),
         "image": image,
-        "data": flags + chosen + " --flip" * config.flip_test,
+        "data": " ".join([flags, *map(shlex.quote, task.eval_flags(config))]),
         "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
     }
     return [command.format(**values) for command in task.next_steps]
 
 
 def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
-    """Return all unreadable images of all splits, with reasons. All processes must call this."""
+    """Return the unreadable images of all splits, with reasons. All processes must call this."""
     problems = [problem for row in rows for problem in row.get("unreadable", ())]
-    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only counts
+    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only the count
         problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
     problems = [problem for part in job.world.gather(problems) for problem in part]
     return list(dict.fromkeys(problems + results.problems))
