@@ -30,7 +30,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"image_size": (225, 224)}, r"225 x 224 .* 224 x 224 or 240 x 224.*pad=True"),
     ({"image_size": (8, 8)}, r"8 x 8 .* use 16 x 16, or"),
     ({"image_size": (2**20, 16)}, r"image_size is \(1048576, 16\)"),
-    ({"image_size": (2**16, 2**16)}, r"1048576 patches \(got 16777216\)"),
+    ({"image_size": (2**16, 2**16)}, "1048576 patches.*16777216"),
     ({"image_size": (0, 0)}, r"image_size is \(0, 0\)"),
     ({"head": TanhHead(2**16), "num_classes": 10**7}, r"about 6.6e\+11 parameters"),
     ({"stem": ResNetStem((256,) * 4, 1024), "patch_size": (1, 1)}, r"about 3.9e\+11 parameters"),
