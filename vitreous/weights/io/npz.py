@@ -61,7 +61,7 @@ def count_elements(shape: tuple[object, ...]) -> int:
 
 
 def as_tensor(flat: Tensor, kind: ArrayType, shape: tuple[int, ...], fortran: bool) -> Tensor:
-    """Convert bytes to a contiguous tensor, sharing memory unless the bytes must be reordered."""
+    """Convert bytes to a contiguous tensor, which shares their memory unless bytes must be reordered."""
     if kind.big_endian:
         unit = kind.dtype.itemsize // (2 if kind.dtype.is_complex else 1)
         flat = flat.view(-1, unit).flip(1).flatten()
