@@ -131,7 +131,7 @@ def _check_sizes(members: list[Member], length: int) -> None:
         raise InvalidFile(f"contains {len(members):,} arrays; the maximum is {MAX_TENSORS:,}")
     total = sum(member.size for member in members)
     if total > max(HARMLESS_BYTES, min(MAX_BYTES, MAX_RATIO * length)):
-        accepted = f"the maximum is {MAX_RATIO} times its size, up to {MAX_BYTES:,} bytes"
+        accepted = f"the maximum is {MAX_RATIO} times the file size, up to {MAX_BYTES:,} bytes"
         raise InvalidFile(f"would unpack from {length:,} bytes to {total:,} bytes; {accepted}")
     for member in members:
         if not member.name.endswith(".npy"):
