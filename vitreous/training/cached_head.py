@@ -121,7 +121,7 @@ class FeatureLoader:
         return self.known[key][1]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the batches of steps `start` to `stop`. Images are mirrored in epochs when `augment` would flip them."""
+        """Yield the batches of steps `start` to `stop`. Images are mirrored in epochs when `augment` flips them."""
         config, flip = self.config, self.config.augment.flip or 0.0
         plain = self.features(self.source)
         mirrored = self.features(self.source, mirrored=True) if flip else plain
