@@ -158,7 +158,7 @@ def test_a_run_without_a_readable_image_fails(
     options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
     run = command("predict", model, images / "2.png", *options, "--device", "cpu")
     assert run.returncode == 1
-    assert run.stderr.startswith("vitreous: no image could be read: 1 of 1 failed")
+    assert run.stderr.startswith("vitreous: no image could be read (1 image")
     assert len(run.stderr.splitlines()) == 1
     found = (tmp_path / "x.csv").read_text() if "--out" in words else run.stdout
     assert "not a" in found

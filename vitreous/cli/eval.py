@@ -49,7 +49,7 @@ def evaluate(
     Example: vitreous eval runs/first/best --data pictures/
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, weight file of another library, catalog name such as
+        checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
             dinov2-s, or hf-hub:owner/name.
         data: The data set; accepts the same values as `train --data`.
         split: Split to evaluate. By default the test split, or the validation split if there is no test split.
@@ -70,8 +70,8 @@ def evaluate(
             the mean patch token.
         cache: Folder in which to cache features for later probes. By default, features are not stored.
         neighbours: k for --probe knn. Several values are evaluated in one pass; the first gives the reported result.
-        shots: Images per class for --probe fewshot. The first value gives the reported result. By default 5, 10 and
-            25, as far as the smallest class has enough images.
+        shots: Images per class for --probe fewshot. The first value gives the reported result. By default, those of
+            5, 10 and 25 for which the smallest class has enough images.
         ignore: Classes whose pixels are excluded from segmentation metrics.
         json: Print JSON instead of tables.
         out: Also write the metrics as JSON to this file.

@@ -115,7 +115,7 @@ def label_records(labels: Sequence[Label]) -> list[dict[str, Any]]:
 
 
 class Throughput(NamedTuple):
-    """Number of images in a run, and its duration from reading the first image to the last result."""
+    """Number of images in a run, and the duration from reading the first image to the last result."""
 
     images: int
     seconds: float
