@@ -84,7 +84,7 @@ def read_json_object(file: Path, error: type[ValueError] = ValueError) -> dict[s
 
 
 def _is_deeper(value: Any, limit: int) -> bool:
-    """Return True if objects and lists are nested more than `limit` levels deep, without using recursion."""
+    """Return True if objects and lists are nested more than `limit` levels deep. Recursion is not used."""
     level = [value]
     for _ in range(limit):
         level = [item for item in level if isinstance(item, dict | list)]

@@ -30,7 +30,7 @@ def no_step() -> None:
 
 @dataclass(frozen=True)
 class CapturedForward:
-    """Tokens of one forward pass. Layers are counted from 0, or from the end if negative."""
+    """Tokens of one forward pass. Layer indices start at 0; negative ones count from the end."""
 
     model: ViT
     images: Float[Tensor, "b c h w"]

@@ -74,7 +74,7 @@ def _by_id(path: Path, lines: list[tuple[int, str]], matches: Sequence[re.Match[
     names: dict[int, str] = {}
     for (number, line), match in zip(lines, matches, strict=True):
         if match is None:
-            raise ValueError(f"{path}, line {number}: expected 'ID NAME' as in other lines, got {line!r}")
+            raise ValueError(f"{path}, line {number}: expected 'ID NAME' as on the other lines, got {line!r}")
         index, name = int(match[1]), match[2]
         if index >= MOST_IDS:
             raise ValueError(f"{path}, line {number}: ids must be from 0 to {MOST_IDS - 1}, got {index}")

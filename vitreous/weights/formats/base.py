@@ -255,7 +255,7 @@ def _short(value: Any) -> str:
 
 
 def _fitting(positions: int, prefix_choices: Sequence[int], patch_stride: Size, size: Any) -> int | None:
-    """Return the prefix length for which an image of this size has the other positions, or None if none matches."""
+    """Return the prefix length for which the remaining positions are the grid of this image size, or None."""
     patches = math.prod(-(-side // stride) for side, stride in zip(as_size(size), patch_stride, strict=True))
     return next((prefix for prefix in prefix_choices if positions == prefix + patches), None)
 
