@@ -91,7 +91,7 @@ def open_unmasked(root: Path) -> FoundData:
 
 
 def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[list[str], list[Pair], list[str]]:
-    """Pair images with masks. Return the split of each pair, the pairs, and problems. Skip a test split without masks."""
+    """Pair images with masks. Return the split of each pair, the pairs, and problems. A test split needs no masks."""
     splits, pairs = [], []
     missing, unpaired, not_png, total = [], [], [], 0
     lists, unlisted = _read_lists(root), 0

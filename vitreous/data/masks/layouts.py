@@ -37,7 +37,7 @@ OTHER_VIEW = re.compile(r"_gt(Fine|Coarse)_\w+$")  # Cityscapes has several mask
 
 
 class FolderPair(NamedTuple):
-    """Image and mask folders of one split, relative to the root. They are the same if images and masks share a folder."""
+    """Image and mask folders of one split, relative to the root. They are equal if images and masks share a folder."""
 
     split: str
     images: str
