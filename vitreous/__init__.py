@@ -1,7 +1,7 @@
 """Vitreous: a Vision Transformer you can see through.
 
-The functions (`create`, `load`, `train`, ...), the types of their arguments and results, and the models. Names are
-imported on first use to keep `import vitreous` and `vitreous --help` fast.
+This package exports the functions (`create`, `load`, `train`, ...), the types of their arguments and results, and the
+models. Names are imported on first use, which keeps `import vitreous` and `vitreous --help` fast.
 """
 
 from typing import TYPE_CHECKING

@@ -120,7 +120,7 @@ def test_without_a_head(
         (["--layers", "2"], 2, "from 0 to 1"),
         (["--heads", "4"], 2, "from 0 to 3"),
         (["--class", "cats"], 2, "one of the model's labels (did you mean 'cat'?)"),
-        (["--class", "5"], 2, "or a number from 0 to 4"),
+        (["--class", "5"], 2, "from 0 to 4"),
         (["--query", "3", "0"], 2, "rows 0 to 2"),
         (["--query", "3"], 2, "the row and column of a patch"),
         (["--methods", "atention"], 2, "attention"),

@@ -152,7 +152,7 @@ def test_image_size_depends_on_images_and_device(side: int, cpu: int, cuda: int)
     for device, size in (("cpu", cpu), ("cuda", cuda)):
         found = chosen(side=side, device=device)
         assert found.config.image_size == (size,)
-        assert f"image_size = {size} (for images of about {side} pixels on {device})" in found.notes
+        assert f"image_size = {size} (for images of about {side} pixels per side on {device})" in found.notes
         pixels = chosen(side=side, device=device, model="ViT-Ti/16", overrides={"patch_size": 1})  # which tile any size
         assert pixels.config.image_size == (size,)
 

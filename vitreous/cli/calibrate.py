@@ -33,7 +33,7 @@ def calibrate(
     Example: vitreous calibrate vit.safetensors --data pictures/ --out calibrated
 
     Args:
-        checkpoint: Checkpoint folder, weight file of another library, catalog name, or hf-hub:owner/name.
+        checkpoint: Checkpoint folder, weight file from another library, catalog name, or hf-hub:owner/name.
         data: The data set; accepts the same values as `train --data`.
         split: Split to use.
         image_size: Input size, by default that of the checkpoint. Position embeddings are resampled.

@@ -25,7 +25,7 @@ def embed(
     Example: vitreous embed runs/first/best pictures/ --out vectors.parquet
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, weight file of another library, catalog name such as
+        checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
             dinov2-s, or hf-hub:owner/name.
         images: Image files, folders or globs, or `-` to read paths from standard input.
         out: Output file: .parquet, .jsonl, .json or .csv.

@@ -50,7 +50,7 @@ def evaluate(
     Example: vitreous eval runs/first/best --data pictures/
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, weight file of another library, catalog name such as
+        checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
             dinov2-s, or hf-hub:owner/name.
         data: The data set; accepts the same values as `train --data`.
         split: Split to evaluate. By default the test split, or the validation split if there is no test split.
@@ -71,8 +71,8 @@ def evaluate(
             the mean patch token.
         cache: Folder in which to cache features for later probes. By default, features are not stored.
         neighbours: k for --probe knn. Several values are evaluated in one pass; the first gives the reported result.
-        shots: Images per class for --probe fewshot. The first value gives the reported result. By default 5, 10 and
-            25, as far as the smallest class has enough images.
+        shots: Images per class for --probe fewshot. The first value gives the reported result. By default, those of
+            5, 10 and 25 for which the smallest class has enough images.
         ignore: Classes whose pixels are excluded from segmentation metrics.
         target: Columns of the table with the labels of a multi-label classifier, as in `train --target`, or with the
             numbers of a regression model, if they have other names than in training.

@@ -36,7 +36,7 @@ def explain(
     Example: vitreous explain runs/first/best cat.jpg --out explained/
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, weight file of another library, catalog name such as
+        checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
             dinov2-s, or hf-hub:owner/name.
         image: Image file, or `none` for the figures that need no image (positions and filters).
         out: Folder for the figures.

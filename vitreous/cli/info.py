@@ -114,7 +114,7 @@ def _print_pretrained(name: str, as_json: bool) -> None:
 
 
 def _record(entry: Pretrained) -> dict[str, Any]:
-    """Return an entry with plain counts and fractions, as in all other JSON output."""
+    """Return a catalog entry for JSON output. Millions become counts, and percentages become fractions."""
     top1 = None if entry.top1 is None else round(entry.top1 / 100, 4)
     return {"source": entry.source, **vars(entry), "parameters": round(entry.parameters * 1e6), "top1": top1}
 

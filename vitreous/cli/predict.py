@@ -28,7 +28,7 @@ def predict(
     Example: vitreous predict runs/first/best cat.jpg "holiday/*.png"
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, weight file of another library, catalog name such as
+        checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
             dinov2-s, or hf-hub:owner/name.
         images: Image files, folders or globs, or `-` to read paths from standard input.
         top: Number of labels per image; 5 by default. A multi-label classifier also reports all labels that reach their

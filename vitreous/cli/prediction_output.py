@@ -73,8 +73,8 @@ def _print_summary(results: Results[Any], out: Path | None) -> None:
     """Print the number of images, the output path and the speed. Raise ValueError if no image could be read."""
     in_file = out is not None and out.is_file()
     if results.images and results.errors == results.images:
-        where = f" (see {out})" if in_file else ""
-        raise ValueError(f"no image could be read: {results.errors} of {results.images} failed{where}")
+        where = f"; see {out}" if in_file else ""
+        raise ValueError(f"no image could be read ({plural(results.images, 'image')} given){where}")
     reasons = " (see the `error` field)" if in_file else ""
     broken = f", {results.errors} unreadable{reasons}" if results.errors else ""
     speed = f"{results.engine.throughput.images_per_second:.1f} images/s on {results.engine.device}"

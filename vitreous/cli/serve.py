@@ -36,7 +36,7 @@ def serve(
     Example: vitreous serve runs/first/best --open
 
     Args:
-        checkpoints: One or more checkpoint folders such as runs/first/best, weight files of other libraries, catalog
+        checkpoints: One or more checkpoint folders such as runs/first/best, weight files from other libraries, catalog
             names such as dinov2-s, or hf-hub:owner/name.
         host: Address to listen on; 0.0.0.0 accepts connections from other machines.
         port: Port to listen on; 0 picks a free port.

@@ -39,7 +39,7 @@ def check_positive(field: str, value: object) -> None:
 
 
 def check_fraction(field: str, value: object) -> None:
-    """Check a drop probability, which must be less than 1."""
+    """Check that a drop probability is at least 0 and less than 1."""
     check_real(field, value, 0, 1)
     if value == 1:
         fail(field, value, "less than 1, because 1 would drop everything")

@@ -1,7 +1,7 @@
 """Converts config dataclasses to JSON dictionaries and back, with the class name under `"kind"`.
 
-Decoding is strict: an unknown field or a value of the wrong type raises an error that names its path. Missing fields
-get their defaults.
+Decoding is strict: unknown fields and values of the wrong type raise errors that name the path of the field. Missing
+fields get their defaults.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(expected: type[T], data: object, path: str = "config") -> T:
-    """Build the dataclass that `data` describes."""
+    """Build an instance of `expected` from a dictionary of its fields. Errors use `path` as the name of `data`."""
     if not isinstance(data, dict):
         raise ValueError(f"{path} must be an object with the fields of {expected.__name__}, got {data!r}")
     hints = get_type_hints(expected)

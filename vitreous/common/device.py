@@ -18,7 +18,7 @@ M = TypeVar("M", bound=nn.Module)
 def choose_device(device: str | torch.device | None, current: torch.device | None = None) -> torch.device:
     """Resolve a device. "auto" prefers CUDA, then MPS, then the CPU.
 
-    None keeps the `current` device if it is an accelerator, and otherwise means "auto".
+    None means the `current` device if that is an accelerator, otherwise "auto".
     """
     if device is None and current is not None and current.type != "cpu":
         return current
@@ -36,13 +36,13 @@ def choose_device(device: str | torch.device | None, current: torch.device | Non
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return bfloat16 for "bf16" and, on GPUs that support it, for "auto". Otherwise return float32."""
+    """Return bfloat16 for "bf16", and for "auto" on GPUs that support bfloat16. Otherwise return float32."""
     supported = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if precision == "bf16" or (precision == "auto" and supported) else torch.float32
 
 
 def placed(model: M, device: torch.device, dtype: torch.dtype) -> M:
-    """Return the model itself if it already has this dtype and is on this device, otherwise a converted copy."""
+    """Return the model itself if it already has `dtype` and is on `device`, otherwise a converted copy."""
     tensors = [*model.parameters(), *model.buffers()]
     there = {
         id(tensor): tensor.detach().to(device, dtype if tensor.is_floating_point() else tensor.dtype)
@@ -65,7 +65,7 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 def check_bytes(needed: int, device: torch.device, subject: str, advice: str) -> None:
-    """Raise ValueError if `subject` needs more memory than the device has."""
+    """Raise ValueError if `needed` bytes exceed the device's memory. The error names `subject` and gives `advice`."""
     memory = total_memory(device)
     if needed > memory:
         raise ValueError(
@@ -74,7 +74,7 @@ def check_bytes(needed: int, device: torch.device, subject: str, advice: str) ->
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the total memory in bytes: of the GPU, or for other devices of the machine or container."""
+    """Return the total memory in bytes of the GPU or, for other devices, of the machine or container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     limits = [int(text) for file in LIMITS if (text := _content(Path(file))).isdigit()]  # not "max"

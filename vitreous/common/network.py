@@ -49,7 +49,7 @@ class BackgroundReader(Generic[T]):
                 return
 
     def next(self, seconds: float | None) -> T | None:
-        """Return the next item, or None at the end. Raise queue.Empty after `seconds`; errors are re-raised."""
+        """Return the next item, or None at the end. Raise queue.Empty after `seconds`. Re-raise generator errors."""
         item, error = self._entries.get(timeout=None if seconds is None else max(seconds, 0.001))
         if error is not None:
             raise error
@@ -69,7 +69,7 @@ class Pace:
         self._start, self._bytes = time.monotonic(), 0
 
     def add(self, count: int) -> None:
-        """Count received bytes. Raise BadResponse if the last window was too slow."""
+        """Add `count` received bytes. Raise BadResponse if the download was too slow in the last WINDOW_SECONDS."""
         with self._lock:
             self._bytes += count
             seconds = time.monotonic() - self._start
@@ -83,7 +83,7 @@ class Pace:
             self._start, self._bytes = time.monotonic(), 0
 
     def next(self, reader: BackgroundReader[bytes]) -> bytes | None:
-        """Return the next chunk, or None at the end. Raise BadResponse if the download stalls or is too slow."""
+        """Return the reader's next chunk, or None at the end. Raise BadResponse if the download stalls or is slow."""
         stalled_at = time.monotonic() + STALL_SECONDS
         while True:
             self.add(0)

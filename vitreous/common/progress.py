@@ -8,7 +8,7 @@ Report = Callable[[str, int, int], None]  # stage, number of finished items, tot
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
+    """Ignore a progress report."""
 
 
 def tracked(items: Iterable[T], stage: str, total: int, report: Report) -> Iterator[T]:

@@ -42,7 +42,7 @@ def _escaped(text: str, keep: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Encode as one line of JSON with non-ASCII text unescaped and invisible characters escaped."""
+    """Encode a value as one line of JSON. Non-ASCII text is not escaped, except for invisible characters."""
     text = json.dumps(value, ensure_ascii=False)
     if text.isprintable():
         return text
@@ -50,7 +50,7 @@ def json_text(value: Any) -> str:
 
 
 class SafeConsole(Console):
-    """Rich console that escapes control characters in its output, except in its style codes."""
+    """Rich console that escapes control characters in texts, but not in its own style codes."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -95,7 +95,7 @@ def console(markup: bool = False, soft_wrap: bool = False) -> SafeConsole:
 
 
 class _Trimmed:
-    """Standard output without the trailing spaces of padded table rows."""
+    """Wrapper of stdout that removes trailing spaces, such as those of padded table rows."""
 
     @property
     def encoding(self) -> str:

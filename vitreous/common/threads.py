@@ -19,7 +19,7 @@ CHUNK = 4096  # items submitted at a time
 
 
 def spin_briefly() -> None:
-    """Let OpenMP threads sleep after microseconds of spinning instead of milliseconds.
+    """Make idle OpenMP threads sleep after spinning for microseconds instead of milliseconds.
 
     A spinning thread occupies a core that other programs or decoding workers need. With this setting, a ViT-Ti/16 step
     on two busy cores takes 0.55 to 1.1 s instead of 2.4 to 3.1 s.
@@ -50,7 +50,7 @@ def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> 
 
 
 def map_in_threads(function: Callable[[S], T], items: Sequence[S], title: str) -> Iterator[T]:
-    """Call `in_threads` with one thread per core, and show a progress bar on a terminal."""
+    """Call `in_threads` with one thread per core. On a terminal, show a progress bar called `title`."""
     console = SafeConsole(stderr=True)
     chunks = (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
     results = (result for chunk in chunks for result in in_threads(function, chunk, cores()))

@@ -4,7 +4,7 @@ Worker processes decode images to uint8 and apply the same random crop to each i
 (vitreous.data.augment) then runs on the device, on whole batches. Data sets that fit in memory are read only once (see
 resident.py).
 
-b: batch; c: channels; h, w: height and width; d: width of the features.
+b: batch; c: channels; h, w: height and width; d: feature dimension.
 """
 
 import dataclasses
@@ -114,7 +114,7 @@ class Reader(Dataset[Batch]):
         return f"{one_line(self.source.name(index))}: {problem}"
 
     def stored_mask(self, index: int) -> UInt8[np.ndarray, "h w"]:
-        """Return the mask of an image; raises UnreadableImage."""
+        """Return the mask of an image. Raise UnreadableImage if the mask cannot be read."""
         try:
             return self.source.mask(index)
         except (UnreadableImage, OSError) as problem:
@@ -141,7 +141,7 @@ class Reader(Dataset[Batch]):
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """One process's slice of the global batch."""
+    """Global batch size, and the process whose slice of each batch is read."""
 
     batch_size: int  # over all processes
     rank: int = 0
@@ -154,7 +154,7 @@ class BatchSlice:
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
-    """Return the shuffled indices of an epoch and their RNG keys. Repeats of an image are adjacent."""
+    """Return the shuffled image indices of an epoch and their RNG keys. Repeats of an image are adjacent."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     order = torch.randperm(count, generator=generator)
     if repeats == 1:
@@ -165,7 +165,7 @@ def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[In
 
 
 def schedule(count: int, seed: int, batch_slice: BatchSlice, repeats: int, start: int, stop: int) -> Iterator[Request]:
-    """Yield the requests of steps `start` to `stop` (exclusive). An incomplete last batch of an epoch is dropped."""
+    """Yield the requests of steps `start` to `stop` - 1. If the last batch of an epoch is incomplete, it is dropped."""
     steps = count // batch_slice.batch_size
     order: tuple[Tensor, Tensor] | None = None
     for step in range(start, stop):
@@ -261,7 +261,7 @@ class EvalLoader:
 
 
 def is_array(source: Source) -> bool:
-    """True if the images are an array in memory."""
+    """Return True if the images are an array in memory."""
     return isinstance(source.source if isinstance(source, Subset) else source, ArraySource)
 
 

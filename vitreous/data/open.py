@@ -39,14 +39,14 @@ def open_data(
     labelled: bool = True,
     targets: TargetKind | None = None,
 ) -> DataSet:
-    """Open a data set and split it into train, val and test; raises ValueError for the first problem.
+    """Open a data set and split it into train, val and test. Raise ValueError for the first problem.
 
     Args:
         spec: Path, `hf:owner/name` or built-in name. A folder of the same name takes precedence over a built-in data
             set; with a colon, as in `digits:`, the name always means the built-in one.
-        root: Local copy of a published data set, or the base folder of relative paths.
+        root: Local copy of a published data set, or the base folder for relative paths.
         val_fraction: Fraction of each class to hold out if there is no val or test split.
-        seed: Seed of the random split, and of generated data.
+        seed: Seed for the random split and for generated data.
         labelled: False to ignore classes.
         targets: Several labels or numbers to read from a table, instead of one class per image.
     """
@@ -65,7 +65,7 @@ def open_masked(
     ignore: Sequence[str] = (),
     order: Sequence[str] = (),
 ) -> DataSet:
-    """Open a segmentation data set and split it; `spec`, `root`, `val_fraction` and `seed` are as in `open_data`.
+    """Open a segmentation data set and split it. `spec`, `root`, `val_fraction` and `seed` are as in `open_data`.
 
     Args:
         ignore: Classes to exclude from the loss and the metrics.
@@ -90,7 +90,7 @@ SHADOWED = "using the folder {0!r}, not the built-in data set ({0}:)"
 
 
 def is_shadowed(spec: str, root: Path | None) -> bool:
-    """True if a built-in name is also a folder. With `root`, the name always means the built-in data set."""
+    """Return True if a built-in name is also a folder. With `root`, the name always means the built-in data set."""
     return spec in NAMES and root is None and Path(spec).is_dir()
 
 
@@ -139,7 +139,7 @@ def find_targets(spec: str, root: Path | None, targets: TargetKind) -> FoundData
 
 
 def _suggest(path: Path, names: Sequence[str] = ()) -> str:
-    """Suggest the sibling, or the built-in name, that is most similar to a missing path."""
+    """Suggest the existing path or built-in name that is most similar to a missing path."""
     if not path.parent.is_dir():
         return path_suggestion(path)
     near = {name: name for name in names if path.parent == Path()}
@@ -188,7 +188,7 @@ def _suffixes(path: Path, depth: int) -> set[str]:
 
 
 def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
-    """Split the data set for training; raises ValueError for its first problem."""
+    """Split a data set into train, val and test. Raise ValueError for its first problem."""
     if problems := found.problems + label_problems(found):
         raise ValueError(f"{found.name}: {problems[0]}")
     splits, notes = dict(found.splits), [*found.notes, *(f"damaged: {line}" for line in found.damaged)]

@@ -1,8 +1,8 @@
 """Images that are decoded once and kept in memory, so that training does not wait for image files.
 
-Random resized crops are taken from images of any size: on a GPU from `PackedImages`, for the whole batch at once, or in
-host memory from `KeptImages`, a source that the loader's workers read like any other. All other crops start from the
-whole image at the model's size, which `WholeImages` keeps.
+For random resized crops, images of any size are kept. `PackedImages` keeps them on a GPU, where whole batches are
+cropped at once. `KeptImages` keeps them in host memory, as a source for the loader's workers. For all other crops,
+`WholeImages` keeps whole images, resized to the model's input size.
 
 The random numbers of a sample are the same as when it is read from its file.
 """
@@ -46,16 +46,16 @@ class DecodedImage(NamedTuple):
 def kept_side(size: Size, crop_scale: tuple[float, float]) -> int:
     """Return the shorter side to which images are reduced before random resized crops.
 
-    The smallest crop then still has about the size of the model's input. The side is limited to twice the model's size,
-    so for crop scales below 1/4, the smallest crops are enlarged a little. The edges of photos keep 93 to 96% of their
-    contrast, as in JPEGs decoded at a reduced scale. With a limit of 1.28 times the model's size, they would keep only
+    The smallest crop is then still about as large as the model's input. The side is limited to twice the input size, so
+    for crop scales below 1/4, the smallest crops are enlarged a little. Edges in photos keep 93 to 96% of their
+    contrast, as in JPEGs decoded at a reduced scale. With a limit of 1.28 times the input size, edges would keep only
     79 to 86%.
     """
     return round(max(size) * min(1 / math.sqrt(crop_scale[0]), 2))
 
 
 def kept_bytes(reader: Reader) -> int:
-    """Estimate the memory of all images and masks, in bytes, from the headers of a sample."""
+    """Estimate the memory in bytes for all images and masks, based on the headers of some images."""
     source, (height, width) = reader.source, reader.size
     if reader.crop_scale is None:
         return len(source) * height * width * (reader.channels + reader.masks)
@@ -184,7 +184,7 @@ class _Packed:
 
 
 class WholeImages:
-    """Images at the model's size on the device, for padded crops or no cropping."""
+    """Images at the model's input size on the device, for padded crops or no cropping."""
 
     def __init__(self, batches: Iterable[Batch], device: torch.device):
         moved = [batch.to(device) for batch in batches]

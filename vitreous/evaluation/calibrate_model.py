@@ -1,4 +1,4 @@
-"""`vitreous.calibrate`: calibrates a classifier on images that it was not trained on."""
+"""`vitreous.calibrate`: calibrate a classifier on images that it was not trained on."""
 
 import copy
 import os

@@ -1,6 +1,6 @@
 """`vitreous.check_data`: check a data set and, given a model, also find label errors, near duplicates and outliers.
 
-n: images; d: width of the features.
+n: images; d: feature width.
 """
 
 import copy
@@ -57,14 +57,15 @@ def check_data(
 ) -> DataReport:
     """Check every image and mask of a data set. With a model, also find label errors, near duplicates and outliers.
 
-    Use a model that was not trained on these labels, since it would repeat their errors. A pretrained encoder is best.
+    Use a model that was not trained on these labels, because it would otherwise repeat the label errors. A pretrained
+    encoder is best.
 
     data: Data set, as for `vitreous.train`.
     model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
     image_size: Image size for the model. Defaults to the image size of the model, but at most 224.
     data_root: Local copy of a data set that is otherwise downloaded.
     out: A .png file for a contact sheet of every class or, with a model, an .html file for a page with the findings.
-    seed: Seed of the cross-validation.
+    seed: Seed for the cross-validation.
 
     >>> import vitreous
     >>> vitreous.check_data("digits").problems
@@ -101,7 +102,7 @@ def check_data(
 
 @dataclass(frozen=True)
 class EmbeddedImages:
-    """Features and origin of all readable images of a data set."""
+    """Features of all readable images of a data set, with the split and index of each image."""
 
     vectors: Float[Tensor, "n d"]
     splits: Mapping[str, Source]
@@ -125,7 +126,7 @@ class EmbeddedImages:
 def open_whole_image_encoder(
     model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None
 ) -> Model:
-    """Open an encoder at an image size of at most SIZE, with preprocessing that does not crop the image."""
+    """Return the encoder of a model with preprocessing that does not crop. The default image size is at most SIZE."""
     encoder = open_encoder(model, image_size)
     if not image_size and max(encoder.config.image_size) > SIZE:
         height, width = (max(SIZE // stride, 1) * stride for stride in encoder.config.patch_stride)
@@ -233,7 +234,10 @@ def near_duplicates(images: EmbeddedImages, report: DataReport, device: torch.de
 
 
 def outliers(images: EmbeddedImages, closest: Neighbours) -> list[Outlier]:
-    """Return images whose distance to their neighbours is over 1.5 interquartile ranges above the upper quartile."""
+    """Return images that are unusually far from their neighbours.
+
+    The mean distance of an outlier exceeds the upper quartile by more than 1.5 interquartile ranges.
+    """
     distance = 1 - closest.similarity.mean(dim=1)
     low, high = distance.double().quantile(torch.tensor([0.25, 0.75], dtype=torch.float64)).tolist()
     rows = (distance > high + 1.5 * (high - low)).nonzero()[:, 0]

@@ -1,7 +1,8 @@
 """Linear discriminant analysis (LDA) on frozen features: a closed-form classifier that can be extended.
 
 Each class c is modelled as a Gaussian with mean m_c; all classes share the covariance S. All classes are assumed to be
-equally likely, because the number of images per class need not reflect how frequent it is. The scores are linear in x:
+equally likely, because the number of images of a class need not reflect the frequency of the class. The scores are
+linear in x:
 
     log p(c | x) = -1/2 (x - m_c)' S^-1 (x - m_c) + ... = w_c' x + b_c + ...
 
@@ -13,7 +14,7 @@ The `Statistics` of two sets of images can be added, which gives the statistics 
 therefore be extended without the earlier images (as in deep streaming LDA, arXiv 1909.01520). Ridge regression has
 this property too, but hardly ever predicts a class with far fewer images than the other classes.
 
-m: images in the sample; d: width of the features.
+m: images in the sample; d: feature width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -125,7 +126,9 @@ class Classifier:
         """Choose the shrinkage and the score factor, and compute the weights."""
         rows = statistics.counts[statistics.labels] > 1  # a class with one image cannot be predicted without that image
         if not bool(rows.any()):
-            raise ValueError("estimating the covariance needs a class with at least two images, but no class has two")
+            raise ValueError(
+                "estimating the covariance requires a class with at least two images, but no class has two"
+            )
         most = rows_within_budget(len(statistics.counts))
         features, labels = (x[rows][:most].to(device) for x in (statistics.features, statistics.labels))
         model, best = Discriminant(statistics, device), None
@@ -161,7 +164,7 @@ class Discriminant:
         return 1 / ((1 - shrinkage) * self.eigenvalues + shrinkage)
 
     def at(self, shrinkage: float, factor: float) -> Linear:
-        """Return the classifier, without the term x' S^-1 x that all classes share."""
+        """Return the linear classifier. Its scores omit the term x' S^-1 x, which is the same for all classes."""
         weighted = factor * self.precision(shrinkage) * self.means
         bias = -(weighted * self.means).sum(dim=1) / 2
         absent = self.counts == 0

@@ -63,12 +63,12 @@ class _ModelMetrics:
     def open_data(
         cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
     ) -> DataSet:
-        """Open the data. Raise if its classes differ from those of the model."""
+        """Open the data. Raise ValueError if its classes differ from those of the model."""
         raise NotImplementedError
 
     @classmethod
     def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> Any:
-        """Return the `evaluation` of a split."""
+        """Evaluate a predictor on `source`, a split of `data`. Return the value of the field `evaluation`."""
         raise NotImplementedError
 
     @property
@@ -314,8 +314,8 @@ def evaluate(
     features: "pooled" (input of the head) or "class+mean" (the class token and the mean of the patches), for probes.
     cache: Folder in which to cache the features for a probe.
     neighbours: Numbers of neighbours for k-NN, evaluated in one pass; the first is reported.
-    shots: Numbers of images per class for few-shot probes; the first is reported. By default 5, 10 and 25, as far as
-        the smallest class has enough images.
+    shots: Numbers of images per class for few-shot probes; the first is reported. By default, those of 5, 10 and 25
+        for which the smallest class has enough images.
     ignore: Classes to exclude from the metrics of a segmenter.
     target: Columns of the table with the labels of a multi-label classifier, as in `vitreous.train`, or with the
         numbers of a regression model, if they have other names than in training.
@@ -327,7 +327,7 @@ def evaluate(
     >>> metrics.split, metrics.count, metrics.to_dict()["top1"] == metrics.top1
     ('val', 359, True)
     """
-    _check_options(probe, features, cache, neighbours, shots, decode, split, ignore)
+    _check_options(probe, features, cache, neighbours, shots, decode, split, ignore, target)
     spec, root = os.fspath(data), None if data_root is None else Path(data_root)
     opening: dict[str, Any] = {"root": root, "val_fraction": val_fraction, "seed": seed}
     running: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "workers": workers}
@@ -371,8 +371,9 @@ def _check_options(
     decode: str,
     split: str | None,
     ignore: Sequence[str],
+    target: Sequence[str],
 ) -> None:
-    """Check the options that depend on the probe before opening any files."""
+    """Raise BadValue if an option is invalid or has no effect with this probe. This runs before files are opened."""
     _check_used(probe is not None, "with --probe", features=(features, "pooled"), cache=(cache, None))
     _check_used(probe == "knn", "with --probe knn", neighbours=(tuple(neighbours), (20,)))
     _check_used(probe == "fewshot", "with --probe fewshot", shots=(tuple(shots), ()))
@@ -380,7 +381,9 @@ def _check_options(
     if probe is None:
         return
     if ignore:
-        fail("ignore", " ".join(ignore), "omitted with --probe (it only applies to segmenters)")
+        fail("ignore", " ".join(ignore), "omitted with --probe (it applies only to segmentation models)")
+    if target:
+        fail("target", " ".join(target), "omitted with --probe, which needs one label per image")
     check_options(probe, features, neighbours, shots)
     if split == "train":
         fail("split", split, "'val' or 'test' for a probe, which is trained on 'train'")
@@ -405,7 +408,7 @@ def choose_split(data: DataSet, split: str | None = None) -> tuple[str, Source]:
 def about(
     model: Any, data: DataSet, split: str, images: int, started: float, val_fraction: float, seed: int
 ) -> dict[str, Any]:
-    """Return the common fields of the metrics. `doubt` is a warning if the model was trained on another split."""
+    """Return the fields that all metrics share. `doubt` is a warning if the model was trained on another split."""
     seconds, trained = time.perf_counter() - started, provenance_of(model)
     then, doubt = (trained.get("seed"), trained.get("val_fraction")), ""
     if data.val_drawn and trained.get("data") == data.name and None not in then and then != (seed, val_fraction):

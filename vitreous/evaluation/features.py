@@ -3,7 +3,7 @@
 A cache file is `features-<digest>.safetensors`. The digest covers everything that features depend on (weights, config,
 images, labels, precision), so a file is never stale. Image files are identified by name, size and modification time.
 
-n: images; d: width of the features.
+n: images; d: feature width.
 """
 
 import hashlib
@@ -122,12 +122,12 @@ def count_hits(
 
 
 def rows_within_budget(width: int) -> int:
-    """Return the number of rows of this width that fit in BUDGET, in float64 with temporary copies."""
+    """Return the number of rows of this width that fit in BUDGET bytes, in float64 and with temporary copies."""
     return max(1, BUDGET // (4 * 8 * width))
 
 
 def slices(count: int, rows: int) -> Iterator[slice]:
-    """Yield slices of up to `rows` rows that cover 0 to `count`."""
+    """Yield consecutive slices of at most `rows` rows that together cover `count` rows."""
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
 
 
@@ -141,7 +141,7 @@ def cached_features(
     kind: FeatureKind = "pooled",
     progress: Report = silent,
 ) -> tuple[FeatureSet, bool]:
-    """Read features from a cache folder, or compute and store them. Also return True if they were in the cache."""
+    """Read features from a cache folder, or compute and store them. Also return True if they were cached."""
     file = None
     if folder is not None:
         if folder.is_file():
@@ -194,7 +194,7 @@ def _stamps(source: Source) -> Iterator[bytes]:
 
 
 def _stamp(source: Source, index: int) -> bytes:
-    """Return bytes that identify an image: the size and modification time of its file, or else its pixels."""
+    """Return bytes that identify an image: size and modification time of its file or, without a file, its content."""
     if isinstance(source, Subset):
         return _stamp(source.source, int(source.indices[index]))
     if isinstance(source, FileSource):

@@ -17,7 +17,7 @@ MOST = 200  # maximum number of images per section
 
 
 def write_page(path: Path, report: DataReport, findings: ModelFindings, splits: Mapping[str, Source]) -> Path:
-    """Write the page. The folder is created if necessary."""
+    """Write the page with the findings to `path`. The folder is created if necessary."""
     rows = {split: {source.name(row): row for row in range(len(source))} for split, source in splits.items()}
 
     def image(sample: Sample) -> Tensor | None:

@@ -4,7 +4,7 @@ Each image gets class probabilities from a classifier that was fitted without th
 probability of its label is low. On CIFAR-10N, ranking by this probability found more errors than ranking by the margin
 to the most probable other class (docs/measured.md).
 
-n: images; d: width of the features.
+n: images; d: feature width.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class LabelErrors:
 
     @property
     def accuracy(self) -> float:
-        """Fraction of labels that the classifier predicts. If it is low, most findings are errors of the classifier."""
+        """Fraction of labels that equal the predicted class. If it is low, most findings are classifier errors."""
         return float((self.probabilities.argmax(dim=1) == self.labels).float().mean())
 
     def ranked(self) -> Int[Tensor, "m"]:
@@ -83,7 +83,7 @@ def out_of_sample(
 
 
 def sharpened(scores: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]) -> tuple[float, float]:
-    """Return the factor that minimises the cross-entropy of the scaled scores, and the minimum."""
+    """Return the factor that minimises the cross-entropy of the scaled scores, and that cross-entropy."""
     losses = {factor: float(F.cross_entropy(scores * factor, labels)) for factor in FACTORS}
     factor = min(losses, key=lambda factor: losses[factor])
     return factor, losses[factor]
@@ -99,12 +99,12 @@ def folds(labels: Int[Tensor, "n"], seed: int) -> Int[Tensor, "n"]:
 
 
 def likely_errors(probabilities: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]) -> Bool[Tensor, "n"]:
-    """Select the labels with the lowest probability. Confident learning estimates how many labels are wrong.
+    """Select the n labels with the lowest probability, where confident learning estimates that n labels are wrong.
 
-    Confident learning counts a label as wrong if another class is the most probable among all classes that reach their
-    threshold. The threshold of a class is its mean probability over the images with that label. Only the number of
-    wrong labels is used, because selecting the counted images themselves is less precise. Labels that the classifier
-    predicts are never selected.
+    Confident learning counts a label as wrong if another class is the most probable among all classes whose probability
+    reaches their threshold. The threshold of a class is its mean probability over the images with that label. Only the
+    number of wrong labels is used, because selecting the counted images themselves is less precise. Labels that the
+    classifier predicts are never selected.
     """
     classes = probabilities.shape[1]
     confidence = probabilities.gather(1, labels[:, None])[:, 0]

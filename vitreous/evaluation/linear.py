@@ -1,6 +1,6 @@
 """Linear classifiers on frozen features: ridge regression, linear probes and few-shot least squares.
 
-n: images; d: width of the features; m: the smaller of n and d.
+n: images; d: feature width; m: the smaller of n and d.
 """
 
 import math
@@ -82,9 +82,9 @@ class Linear:
 
 
 class Ridge:
-    """Ridge regression for any l2 from a single eigendecomposition.
+    """Ridge regression for any penalty l2, from a single eigendecomposition.
 
-    dual: Decompose X X' instead of X'X. None selects the smaller matrix. The solutions are the same.
+    dual: Decompose X X' instead of X'X. None selects the smaller matrix. Both give the same solution.
     """
 
     def __init__(self, train: FeatureSet, num_classes: int, *, dual: bool | None = None, device: torch.device = CPU):
@@ -141,7 +141,7 @@ STEPS = 1000, 12_500  # 30 epochs, within these limits; the maximum is that of D
 
 @dataclass(frozen=True)
 class LinearResult:
-    """Best setting of one method and its accuracy."""
+    """Best setting of one method (ridge regression or SGD), and the accuracy with that setting."""
 
     method: str
     held_out: float  # top-1 accuracy on the held-out images
@@ -163,7 +163,7 @@ def linear_probe(
     device: torch.device = CPU,
     progress: Report = silent,
 ) -> list[LinearResult]:
-    """Return the results of both methods on `test`, sorted by accuracy on held-out images."""
+    """Return the results of ridge regression and SGD on `test`, sorted by accuracy on held-out images."""
     fit, held = hold_out(train, num_classes, seed)
     ridge = Ridge(fit, num_classes, device=device)
     accuracies = {penalty: ridge.at(penalty * len(fit)).accuracy(held).top1 for penalty in PENALTIES}
@@ -188,7 +188,7 @@ def hold_out(train: FeatureSet, num_classes: int, seed: int) -> tuple[FeatureSet
     labels = train.labels.numpy()
     several = np.flatnonzero(np.bincount(labels, minlength=num_classes)[labels] > 1)
     if not len(several):
-        raise ValueError("a linear probe needs a class with at least two training images, to hold one of them out")
+        raise ValueError("a linear probe requires a class with at least two training images, because one is held out")
     held = several[stratified(labels[several], [""] * num_classes, HELD_OUT, seed, "train")[1]]
     keep = np.setdiff1d(np.arange(len(labels)), held)
     return train.pick(torch.from_numpy(keep)), train.pick(torch.from_numpy(held))
@@ -285,7 +285,7 @@ def fewshot(
 
 
 def draw(labels: Int[Tensor, "n"], shots: int, seed: int) -> Int[Tensor, "m"]:
-    """Return the indices of `shots` random images per class. With the same seed, more shots only add images."""
+    """Return the indices of `shots` random images per class. With the same seed, a larger `shots` only adds images."""
     numbers = SampleRng(seed, 0, torch.arange(len(labels))).uniform("fewshot").numpy()
     order = np.lexsort((numbers, labels.numpy()))  # sorted by class, in random order within each class
     counts = np.bincount(labels.numpy())
@@ -300,9 +300,9 @@ def smallest_class(train: FeatureSet, classes: Sequence[str]) -> tuple[int, str]
 
 
 def fitting_shots(train: FeatureSet, classes: Sequence[str]) -> tuple[tuple[int, ...], str]:
-    """Return the default numbers of shots that the smallest class allows, and why the other numbers are skipped.
+    """Return the default numbers of shots that the smallest class allows, and the reason for skipping the others.
 
-    If the smallest class allows none of them, return its size instead.
+    If the smallest class allows none of the default numbers, return its size instead.
     """
     least, name = smallest_class(train, classes)
     fitting = tuple(count for count in SHOTS if count <= least)

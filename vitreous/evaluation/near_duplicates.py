@@ -60,7 +60,7 @@ def neighbours(vectors: Float[Tensor, "n d"], k: int, device: torch.device) -> N
 
 
 def whitened(vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Give all principal components of the features nearly the same variance.
+    """Scale features so that all principal components have nearly the same variance.
 
     The largest components describe the kind of image, such as its class. Copies also agree in the small components.
     """
@@ -112,7 +112,7 @@ def correlations(
     device: torch.device,
     value_range: ValueRange | None = None,
 ) -> Float[Tensor, "p"]:
-    """Return the correlation of the details of each pair, or -1 if one of the images is unreadable."""
+    """Return the correlation of the details of each pair of images, or -1 if one of the images is unreadable."""
     used = sorted(set(pairs.flatten().tolist()))
     thumbnails = map_in_threads(lambda index: thumbnail(lambda: image(index), value_range), used, "comparing images")
     shown = {index: found for index, found in zip(used, thumbnails, strict=True) if found is not None}

@@ -46,7 +46,7 @@ class KnnResult:
     top5: float
 
     def describe(self) -> tuple[str, str]:
-        """Return the name of the result and a remark."""
+        """Return the name of the result and an empty remark."""
         return plural(self.neighbours, "neighbour"), ""
 
 
@@ -91,7 +91,7 @@ def nearest(
 
 
 def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
-    """Return the columns of the k highest values in ascending order. In ties, lower columns win, unlike torch.topk."""
+    """Return the columns of the k highest values, sorted by column. Unlike torch.topk, ties favour lower columns."""
     k = min(k, similarity.shape[1])
     lowest, places = similarity.topk(k, dim=1)
     crowded = ((similarity >= lowest[:, -1:]).sum(dim=1) > k).nonzero()[:, 0]  # rare
@@ -103,7 +103,7 @@ def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
 def votes(
     similarity: Float[Tensor, "q k"], labels: Int[Tensor, "q k"], num_classes: int, neighbours: Sequence[int]
 ) -> Iterator[tuple[int, Float[Tensor, "q classes"]]]:
-    """Yield each number of neighbours, in ascending order, with the total votes for each class.
+    """Yield each k in `neighbours`, in ascending order, with the votes of the k nearest images for each class.
 
     Votes are added one neighbour at a time, which makes the sum deterministic on every device.
     """
@@ -248,7 +248,7 @@ def run_probe(
 
 
 def headline(results: Sequence[Result]) -> dict[str, float | str]:
-    """Return the reported result under its keys in metrics.json."""
+    """Return the accuracies of the first result, which is reported, with the keys of metrics.json."""
     first = results[0]
     if isinstance(first, KnnResult):
         return {"knn": first.top1, "knn_top5": first.top5}

@@ -1,4 +1,4 @@
-"""Captures a forward pass of a ViT, and computes attention maps, attention distance and the logit lens from it.
+"""Attention maps, attention distance and logit lens of a ViT, computed from one captured forward pass.
 
 Only the tokens before and after each layer are kept. Attention weights are recomputed from these tokens on demand, one
 layer and at most CHUNK values at a time.
@@ -30,7 +30,7 @@ def no_step() -> None:
 
 @dataclass(frozen=True)
 class CapturedForward:
-    """Tokens of one forward pass. Layers are counted from 0, or from the end if negative."""
+    """Tokens of one forward pass. Layer indices start at 0; negative ones count from the end."""
 
     model: ViT
     images: Float[Tensor, "b c h w"]
@@ -53,9 +53,9 @@ class CapturedForward:
             yield rows, self.weights(layer, rows)
 
     def attention_from(self, layer: int, query: int | Size | None = None) -> Float[Tensor, "b heads t"]:
-        """Return the attention weights of one query: a token index, or the (row, column) of a patch.
+        """Return the attention weights of one query, given as a token index or as the (row, column) of a patch.
 
-        None selects the class token, or the mean over all patches if the model has no class token.
+        If `query` is None, return the weights of the class token or, without a class token, the mean over all patches.
         """
         p = self.layout.num_prefix_tokens
         if query is None and not self.model.config.class_token:
@@ -76,7 +76,7 @@ class CapturedForward:
             return self.model.classify(self.features(layer)).float()
 
     def lens(self, layers: Sequence[int] | None = None) -> Float[Tensor, "layers b classes"]:
-        """Return the logits after each layer."""
+        """Return the logits after each of `layers` (default: all layers)."""
         return torch.stack([self.logits(layer) for layer in layer_indices(self.model, layers)])
 
     @torch.no_grad()
@@ -85,9 +85,10 @@ class CapturedForward:
         return pooling_weights(self.model, self.features())
 
     def attention_map(self, layer: int = -1) -> Float[Tensor, "b gh gw"]:
-        """Return the attention of the output tokens to each patch, averaged over heads.
+        """Return the attention weight of each patch, averaged over heads.
 
-        The output is the class token, the query of attention pooling, or the mean of all patches.
+        For the last layer of a model with attention pooling, the weights are those of the pooling query. Otherwise they
+        are those of the class token or, without a class token, the mean over all patches.
         """
         if isinstance(self.model.pool, AttentionPooling) and layer in (-1, self.model.config.depth - 1):
             return self.on_grid(self.pooling_weights())
@@ -118,11 +119,11 @@ def pooling_weights(model: ViT, features: Features) -> Float[Tensor, "b t"]:
 
 
 def layer_indices(model: ViT, layers: Sequence[int] | None) -> list[int]:
-    """Check layer numbers. Return them sorted and non-negative. None or an empty sequence means all layers."""
+    """Check layer numbers. Return sorted, non-negative indices. None or an empty sequence means all layers."""
     depth = model.config.depth
     for layer in layers or ():
         if not -depth <= layer < depth:
-            fail("layer", layer, f"from 0 to {depth - 1} (or -{depth} to -1, counting from the end)")
+            fail("layer", layer, f"an integer from 0 to {depth - 1} (or -{depth} to -1, counting from the end)")
     return sorted({layer % depth for layer in layers}) if layers else list(range(depth))
 
 
@@ -148,7 +149,7 @@ def check_target(model: ViT, target: int) -> None:
 
 
 def distances(grid: Size, patch_stride: Size, rows: slice = slice(None)) -> Float[Tensor, "q n"]:
-    """Return the distances in pixels from the centres of the patches in `rows` to the centres of all patches."""
+    """Return the distances in pixels between the centres of the patches in the slice `rows` and of all patches."""
     y, x = (torch.arange(count) * float(stride) for count, stride in zip(grid, patch_stride, strict=True))
     centres = torch.cartesian_prod(y, x)
     return torch.cdist(centres[rows], centres, compute_mode="donot_use_mm_for_euclid_dist")
@@ -157,7 +158,10 @@ def distances(grid: Size, patch_stride: Size, rows: slice = slice(None)) -> Floa
 def attention_distance(
     captured: CapturedForward, layers: Sequence[int] | None = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "layers heads"]:
-    """Compute the attention distance of each head, averaged over all patches and images. Prefix tokens are ignored."""
+    """Compute the attention distance of each head in pixels, averaged over all patches and images.
+
+    Prefix tokens are ignored.
+    """
     (p, grid, _), config, device = captured.layout, captured.model.config, captured.images.device
     means = []
     for layer in layer_indices(captured.model, layers):

@@ -40,7 +40,7 @@ class Box(NamedTuple):
     width: float
 
     def pixels(self) -> tuple[slice, slice]:
-        """Round the coordinates to whole pixels."""
+        """Return the rows and columns of the box as slices, rounded to whole pixels."""
         rows = slice(round(self.top), round(self.top + self.height))
         return rows, slice(round(self.left), round(self.left + self.width))
 
@@ -58,7 +58,7 @@ class Canvas:
 
 
 def model_region(image: Size, size: Size, how: Preprocessing) -> Box:
-    """Return the image region that the model receives, in image pixels. With padding, it extends beyond the image."""
+    """Return the image region that the model receives, in image pixels. Padding extends it beyond the image."""
     resized = resized_for(image, size, how)
     scale = [there / here for there, here in zip(image, resized, strict=True)]
     top, left = centre(resized, size, how)
@@ -98,9 +98,9 @@ def _padded(pixels: Rgb, box: Box) -> tuple[UInt8[np.ndarray, "h2 w2 3"], Box]:
 
 
 def onto(canvas: Canvas, values: np.ndarray, smooth: bool = True) -> np.ndarray:
-    """Resize a patch map [gh, gw] or [gh, gw, 3] to the canvas region. Small grids are drawn as blocks.
+    """Resize a patch map [gh, gw] or [gh, gw, 3] to the model's region. Small grids are drawn as blocks.
 
-    If the grid extends beyond the image, the part outside is cropped.
+    If the grid extends beyond the image, the part of the map outside the image is cropped.
     """
     rows, columns = canvas.region.pixels()
     target = (rows.stop - rows.start, columns.stop - columns.start)
@@ -206,7 +206,7 @@ def sheet(
     gap: int = 6,
     smooth: bool = False,
 ) -> Image.Image:
-    """Arrange tiles in a labelled grid on a transparent background. `smooth` interpolates when resizing to `tile`."""
+    """Arrange tiles in a labelled grid on a transparent background. If `smooth`, resizing interpolates."""
     font = ImageFont.load_default(size=15)
     left = max((round(font.getlength(name)) for name in rows), default=-10) + 10
     top = 24 if columns else 0

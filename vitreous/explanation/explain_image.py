@@ -78,7 +78,7 @@ def explain(
     if isinstance(image, str | os.PathLike):
         image = Path(image).expanduser()
         if image.is_dir():
-            raise ValueError(f"image {str(image)!r} is a folder, but must be a single image")
+            raise ValueError(f"image {str(image)!r} is a folder, but must be an image file")
         if not image.is_file():
             raise ValueError(f"image {str(image)!r} does not exist")
     if folder is not None:
@@ -133,7 +133,7 @@ def check_output(out: Path) -> None:
 def open_vit(
     model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None, device: str | torch.device | None
 ) -> ViT:
-    """Return the given model, or load it from a checkpoint. The result is in float32 on the device."""
+    """Return the Vision Transformer of a model or checkpoint, in float32 on the device."""
     opened = require_vit(open_model(model, image_size), "explain")
     place, config = choose_device(device, torch.device("cpu")), opened.config
     check_memory(config, place)
@@ -145,7 +145,7 @@ def open_vit(
 
 
 def _open_image(model: ViT, image: Input, drawn: bool) -> tuple[CapturedForward, Canvas | None]:
-    """Decode the image and capture a forward pass."""
+    """Decode an image and capture a forward pass. If `drawn`, also return a canvas."""
     config = model.config
     if config.channels not in (1, 3):
         raise ValueError(f"the model has {config.channels} input channels, but must have 1 (greyscale) or 3 (RGB)")

@@ -58,7 +58,7 @@ class Figure:
 def draw_figures(
     result: Explanation, config: ViTConfig, canvas: Canvas | None, folder: Path
 ) -> dict[str, list[Figure]]:
-    """Write the figures of all computed results. Return the figures by method; "seen" is the input image."""
+    """Write the figures of all computed results. Return them by method; the key "seen" is the input image."""
     found: dict[str, list[Figure]] = {}
 
     def write(method: str, drawn: Drawn, name: str = "") -> None:
@@ -140,7 +140,7 @@ def _attending(config: ViTConfig) -> str:
 
 
 def _points(change: float) -> str:
-    """Format a change in probability."""
+    """Format a change in probability as a phrase for a caption."""
     if change <= 0:
         return "no such areas here"
     return f"by up to {100 * change:.1f} percentage points" if change >= 0.001 else "by less than 0.1 percentage points"

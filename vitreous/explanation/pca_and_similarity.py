@@ -25,7 +25,7 @@ from vitreous.model.vit import ViT
 
 
 def cosines(features: Features, rows: slice = slice(None)) -> Float[Tensor, "b q t"]:
-    """Compute the cosine similarity of the tokens in `rows` to all prefix and patch tokens."""
+    """Compute the cosine similarity of the tokens in the slice `rows` to all prefix and patch tokens."""
     tokens = F.normalize(all_tokens(features).float(), dim=-1)
     return tokens[:, rows] @ tokens.mT
 
@@ -53,7 +53,7 @@ class PositionSimilarity:
 
 @torch.no_grad()
 def position_similarity(model: ViT, grid: Size | None = None) -> PositionSimilarity:
-    """Compare all positions with each other. If `grid` is given, position embeddings are first resampled to it."""
+    """Compare all positions with each other. If `grid` is given, resample position embeddings first."""
     grid = grid or model.config.grid
     device, position = next(model.parameters()).device, model.position
 
@@ -87,7 +87,7 @@ def position_similarity(model: ViT, grid: Size | None = None) -> PositionSimilar
 
 
 def principal(features: Float[Tensor, "n d"], count: int) -> Float[Tensor, "n k"]:
-    """Project patches onto the first principal components. Signs are chosen so that the skewness is positive."""
+    """Project patches onto the first `count` principal components, each with its sign chosen for positive skewness."""
     wide = features.cpu().double()  # not every accelerator supports float64
     left, lengths, _ = torch.linalg.svd(wide - wide.mean(dim=0), full_matrices=False)
     scores = (left * lengths)[:, :count]
@@ -96,7 +96,10 @@ def principal(features: Float[Tensor, "n d"], count: int) -> Float[Tensor, "n k"
 
 
 def foreground(features: Float[Tensor, "n d"], grid: Size) -> tuple[Float[Tensor, "gh gw"], Bool[Tensor, "gh gw"]]:
-    """Return the first component, with low values at the border, and a mask of the patches above Otsu's threshold."""
+    """Return the first principal component and a mask of the patches above Otsu's threshold.
+
+    The sign of the component is chosen so that border patches have low values.
+    """
     first = principal(features, 1)[:, 0].reshape(grid)
     edge = torch.ones(grid, dtype=torch.bool, device=first.device)
     edge[1:-1, 1:-1] = False
@@ -106,7 +109,7 @@ def foreground(features: Float[Tensor, "n d"], grid: Size) -> tuple[Float[Tensor
 
 
 def otsu_threshold(values: Float[Tensor, "n"]) -> float:
-    """Return the threshold that maximises the variance between the two classes (Otsu's method)."""
+    """Return the threshold that maximises the variance between lower and higher values (Otsu's method)."""
     ordered = values.cpu().double().sort().values
     n = len(ordered)
     if n < 2:
@@ -121,7 +124,7 @@ def otsu_threshold(values: Float[Tensor, "n"]) -> float:
 def pca_colours(
     features: Float[Tensor, "n d"], grid: Size, inside: Bool[Tensor, "gh gw"] | None = None
 ) -> Float[Tensor, "gh gw 3"]:
-    """Return the first three components as RGB in [0, 1]. Patches outside the mask `inside` are ignored (black)."""
+    """Return the first three principal components as RGB in [0, 1]. Patches outside `inside` are ignored and black."""
     chosen = torch.ones(grid, dtype=torch.bool, device=features.device) if inside is None else inside
     flat = chosen.flatten()
     colours = torch.zeros(len(features), 3, device=features.device)
@@ -146,7 +149,7 @@ class FilterComponents:
 
 @torch.no_grad()
 def filter_components(model: ViT, count: int = 28) -> FilterComponents:
-    """Compute the principal components of the patch embedding or, in a hybrid model, of the first convolution."""
+    """Compute the principal components of the patch filters or, in a hybrid model, of the first convolution."""
     if isinstance(model.stem, HybridStem):
         filters, source = model.stem.root.weight, "the first convolution of the stem"
     else:

@@ -115,13 +115,13 @@ def class_index(config: ViTConfig, name: str | int | None, field: str = "class")
     if len(name) <= 9 and name.isdecimal() and int(name) < count:  # int() rejects very long numbers
         return int(name)
     known = f"one of the model's labels{suggestion(name, labels)} or " if labels else ""
-    raise BadValue(f"{field} must be {known}a number from 0 to {count - 1}, got {name!r}")
+    raise BadValue(f"{field} must be {known}an integer from 0 to {count - 1}, got {name!r}")
 
 
 def available_methods(
     config: ViTConfig, has_image: bool, requested: Sequence[str]
 ) -> tuple[list[Method], dict[str, str]]:
-    """Return the methods to run, and why the others are skipped. Raise if a requested method is unavailable."""
+    """Return the methods to run, and the reasons for skipping others. Raise BadValue if a request is unavailable."""
     for method in requested:
         check_choice("methods", method, METHODS)
     missing: dict[str, str] = {}
@@ -135,7 +135,7 @@ def available_methods(
         if method in requested and method in missing:
             raise BadValue(f"method {method!r} is not available: {missing[method]}")
     if "faithfulness" in requested and not set(MAPS) & set(requested):
-        fail("methods", "faithfulness", f"accompanied by a map to test, such as {MAPS[0]!r}")
+        raise BadValue(f"the method 'faithfulness' requires a map to test; add a map method, such as {MAPS[0]!r}")
     chosen = [method for method in METHODS if method not in missing and (not requested or method in requested)]
     return chosen, {} if requested else missing
 

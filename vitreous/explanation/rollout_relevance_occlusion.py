@@ -113,7 +113,7 @@ def relevance(
 ) -> Float[Tensor, "b gh gw"]:
     """Compute the relevance of each patch for a class.
 
-    `target` is a class index, one index per image, or None for the top class.
+    `target` is a class index for all images, a sequence of one index per image, or None for the top class.
     """
     model, layout = captured.model, captured.layout
     *inputs, last = captured.states
@@ -132,7 +132,7 @@ def relevance(
 
 
 def _positive(slope: Tensor, weights: Tensor) -> Tensor:
-    """Return the positive part of dy/dA * A, averaged over heads."""
+    """Return the positive part of gradient times attention weights, averaged over heads."""
     return (slope * weights.detach()).clamp_min(0).mean(dim=1)
 
 
@@ -182,7 +182,7 @@ def occlusion(
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Float[Tensor, "h w"]:
-    """Compute, for each pixel, the mean drop in probability over all windows that cover the pixel.
+    """Compute, for each pixel, the mean drop in the probability of `target` when a window over the pixel is masked.
 
     A negative value means that masking raises the probability. By default, the sides of a window are a seventh of the
     image, rounded to whole patches, and windows overlap by half.
@@ -243,7 +243,7 @@ def masked_probabilities(
 
 
 def fill_image(captured: CapturedForward, fill: Fill) -> Float[Tensor, "1 c h w"]:
-    """Return the image that replaces masked pixels."""
+    """Return the image for masked pixels: the mean colour if `fill` is "mean", otherwise a blurred copy."""
     image = captured.images
     if fill == "mean":
         return image.mean(dim=(2, 3), keepdim=True).expand_as(image)
@@ -308,7 +308,7 @@ def faithfulness(
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Faithfulness:
-    """Mask and reveal patches in order of importance, in `steps` equal steps. Ties are broken by position."""
+    """Measure the class probability while patches are masked or revealed in order of importance, in `steps` steps."""
     grid, size = captured.layout.grid, (captured.images.shape[2], captured.images.shape[3])
     if tuple(importance.shape) != grid:
         raise ValueError(f"importance must have the shape of the patch grid, {grid}, got {tuple(importance.shape)}")
@@ -336,7 +336,7 @@ def random_faithfulness(
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Faithfulness:
-    """Return the mean curves over several random patch orders, as a baseline for the maps."""
+    """Return the mean curves over `draws` random patch orders, as a baseline for the maps."""
     generator = torch.Generator().manual_seed(0)
     orders = [torch.rand(captured.layout.grid, generator=generator) for _ in range(draws)]
     runs = [faithfulness(captured, target, order, steps, batch_size=batch_size, between=between) for order in orders]
@@ -358,7 +358,7 @@ def importance_map(
     overlap: bool = True,
     between: Callable[[], None] = no_step,
 ) -> Float[Tensor, "gh gw"]:
-    """Compute an importance map by name. `overlap` makes occlusion windows overlap."""
+    """Compute an importance map by name. If `overlap`, the occlusion windows overlap."""
     match name:
         case "relevance":
             return relevance(captured, target, between)[0]

@@ -181,7 +181,7 @@ def label_texts(labels: Sequence[Label], style: str = "") -> Text:
 
 
 class Throughput(NamedTuple):
-    """Number of images in a run, and its duration from reading the first image to the last result."""
+    """Number of images in a run, and the duration from reading the first image to the last result."""
 
     images: int
     seconds: float

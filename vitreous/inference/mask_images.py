@@ -20,7 +20,7 @@ from vitreous.report.plots import distinct, write_png
 
 
 def background_of(classes: Sequence[str]) -> int | None:
-    """Return the index of the class named "background", or None."""
+    """Return the index of the class named "background", or None if there is no such class."""
     return next((index for index, name in enumerate(classes) if name.strip().lower() == "background"), None)
 
 

@@ -71,7 +71,7 @@ def _write_json(results: Iterable[Result], path: Path, columns: Columns) -> None
 
 
 def _write_csv(results: Iterable[Result], path: Path, columns: Columns) -> None:
-    """Write the columns path, label_1, probability_1, label_2, ..., error, or path, feature_0, ..., error.
+    """Write path, label, probability, label_2, ..., error (predictions) or path, feature_0, ..., error (embeddings).
 
     A calibrated model adds the columns unknown and familiarity. A coverage adds the column label_set (a JSON list). A
     multi-label model adds labels (a JSON list). A regression model has a column per target.
@@ -102,7 +102,7 @@ def _pyarrow() -> Any:
 
 
 def _write_parquet(results: Iterable[Result], path: Path, columns: Columns) -> None:
-    """Write the columns path, label, index, probability, predictions and error, or path, embedding and error.
+    """Write path, label, index, probability, predictions, error (predictions) or path, embedding, error (embeddings).
 
     A calibrated model adds the columns unknown and familiarity. A coverage adds the column label_set. A multi-label
     model adds labels. A regression model has a column per target.

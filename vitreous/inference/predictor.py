@@ -273,7 +273,7 @@ def interpret(predictor: Engine, scores: Float[Tensor, "b n"], top: int, coverag
 
 
 def familiarity_ranks(calibration: Calibration, scores: Float[Tensor, "b"]) -> list[float]:
-    """Return, for each image, the fraction of validation images that are not more familiar."""
+    """Return, for each image, the fraction of validation images that are at most as familiar."""
     missing = len(FRACTIONS) - len(calibration.familiarities)
     fractions = (0.0, *FRACTIONS)
     return [fractions[bisect.bisect_right(calibration.familiarities, score) + missing] for score in scores.tolist()]

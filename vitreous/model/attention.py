@@ -1,6 +1,6 @@
 """Multi-head self-attention (ViT paper, appendix A, equations 5 to 8) and attention pooling.
 
-b: batch; t, s: tokens; q: queries; d: width, which is heads x head_dim unless head_dim is given.
+b: batch; t, s: tokens; q: queries; d: width, equal to heads x head_dim by default.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from vitreous.model.init import small_, xavier_
 
 
 class AttentionTerms(NamedTuple):
-    """Position terms for attention: a rotation per token, or a bias per token pair."""
+    """Position inputs of attention: a rotation for each token or a bias for each pair of tokens."""
 
     rotation: tuple[Tensor, Tensor] | None = None  # cosine and sine, [..., t, head_dim / 2]
     bias: Tensor | None = None  # [..., heads, t, t]
@@ -69,7 +69,7 @@ class SelfAttention(nn.Module):
         return self.output_dropout(self.output((weights @ v).transpose(1, 2).flatten(2)))
 
     def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute [q, k, v] of equation 5, split into heads. Used for the output and for the attention maps."""
+        """Compute the queries, keys and values (equation 5), split into heads."""
         q, k, v = (into_heads(part(tokens), self.num_heads) for part in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if terms.rotation is not None:
@@ -109,7 +109,7 @@ class PoolingAttention(nn.Module):
         return self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
     def weights(self, tokens: Float[Tensor, "b s d"]) -> Float[Tensor, "b heads s"]:
-        """Return the attention weights of the query."""
+        """Return the attention weights of the learned query for each token."""
         q, k, _ = self._query_keys_values(tokens)
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)[:, :, 0]
 

@@ -28,7 +28,7 @@ Task = Literal["classify", "multilabel", "regress", "embed", "segment"]
 
 @dataclass(frozen=True)
 class OutputKind:
-    """Kind of model output. `python` and `command` are usage examples on model cards; {source} is the checkpoint."""
+    """Kind of model output. `python` and `command` are examples for model cards; {source} stands for the checkpoint."""
 
     task: Task
     pipeline_tag: str  # name of the task on the Hugging Face Hub; empty if it has none
@@ -90,8 +90,8 @@ class ModelConfig:
     """Everything needed to rebuild a model, preprocess an image and name the classes.
 
     Each model family has a frozen dataclass that inherits from this class. Code outside `vitreous.model` uses only the
-    members below. Families must define the first group, as fields or properties. The defaults of the other members are
-    those of a convolutional classifier.
+    members below. Each family must define the members under TYPE_CHECKING, as fields or properties. The defaults of
+    the other members are those of a convolutional classifier.
     """
 
     if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class ModelConfig:
 
     @property
     def backbone(self) -> "ModelConfig":
-        """Config of the feature extractor: this config, or the encoder of a segmenter."""
+        """Config of the feature extractor: the encoder's config for a segmenter, otherwise this config."""
         return self
 
     @property
@@ -221,11 +221,11 @@ class ModelConfig:
         return {"output": output}
 
     def uncalibrated(self: C) -> C:
-        """Drop the calibration, which is only valid for the weights, classes and image size for which it was fitted."""
+        """Remove the calibration, which is valid only for the weights, classes and image size used to fit it."""
         return self if self.calibration is None else dataclasses.replace(self, calibration=None)  # type: ignore[call-arg]
 
     def override(self: C, fields: Mapping[str, Any]) -> C:
-        """Return a copy with other field values, which may be JSON. In a segmenter, override the encoder's fields."""
+        """Return a copy with new field values (objects or JSON). For a segmenter, replace the encoder's fields."""
         hints, known = get_type_hints(type(self)), [field.name for field in dataclasses.fields(self)]
         for name in fields:
             if name not in known:
@@ -238,7 +238,7 @@ def check_classes(num_classes: object, labels: object) -> None:
     if not isinstance(labels, tuple) or not all(isinstance(label, str) for label in labels):
         fail("labels", labels, "a tuple of strings")
     if labels and len(labels) != num_classes:
-        raise ValueError(f"labels must be empty or contain num_classes ({num_classes}) names, got {len(labels)}")
+        raise ValueError(f"labels must be empty or contain {num_classes} names (num_classes), got {len(labels)}")
 
 
 def check_output(output: object, num_classes: int) -> None:

@@ -57,7 +57,7 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """In training, drops the residual branch for random images and scales it up for the others."""
+    """During training, drops the residual branch of random images and scales up the branch of the other images."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -71,7 +71,7 @@ class StochasticDepth(nn.Module):
 
 
 class Block(nn.Module):
-    """Equations 2 and 3: z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z'."""
+    """Transformer block (equations 2 and 3): z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z'."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Block(nn.Module):
     def attention_weights(
         self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
     ) -> Float[Tensor, "b heads q t"]:
-        """Return the attention weights that `forward` uses for these tokens; `queries` selects rows."""
+        """Return the attention weights that `forward` uses for these tokens. `queries` selects the rows to return."""
         return self.attention.weights(self.attention_norm(tokens), terms, queries)
 
     def _branch(self, scale: nn.Module, values: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ class ViTConfig(ModelConfig):
         ]
 
     def grid_for(self, image_size: Size) -> Size:
-        """Return the patch grid for an image size, or raise an error that names the nearest valid sizes.
+        """Return the patch grid for an image size. If the size is invalid, the error names the nearest valid sizes.
 
         >>> ViTConfig().grid_for((224, 320))
         (14, 20)
@@ -181,7 +181,7 @@ class ViTConfig(ModelConfig):
         return super().grid_for(image_size)
 
     def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "ViTConfig":
-        """Replace the classes. A `TanhHead`, which is meant for pre-training, becomes linear if no label is kept."""
+        """Return a copy with other classes. If no label is kept, a `TanhHead` (for pre-training) becomes linear."""
         pretrained = isinstance(self.head, TanhHead) and not set(self.labels) & set(labels)
         head = LinearHead() if pretrained else self.head
         return dataclasses.replace(super().with_classes(num_classes, labels), head=head)
@@ -199,7 +199,7 @@ class ViTConfig(ModelConfig):
         check_flag("pad", self.pad)
         patches = math.prod(self.grid)
         if patches > MAX_TOKENS:
-            fail("image_size", self.image_size, f"small enough for at most {MAX_TOKENS} patches (got {patches})")
+            fail("image_size", self.image_size, f"small enough for at most {MAX_TOKENS} patches, not {patches}")
         check_kind("preprocessing", self.preprocessing, (Preprocessing,))
         self.preprocessing.check_channels(self.channels)
 
@@ -249,7 +249,7 @@ class ViTConfig(ModelConfig):
         check_kind("calibration", self.calibration, (Calibration, NoneType))
 
     def _check_budget(self) -> None:
-        """Check the estimated number of parameters without building the model."""
+        """Raise ValueError if the estimated number of parameters is too large. The model is not built."""
         block = 4 * self.width * self.num_heads * self.head_width + 3 * self.width * self.mlp_width
         stem = 0 if self.stem is None else resnet_parameters(self.stem.stages, self.stem.width)
         patch = math.prod(self.patch_size) * (self.channels if self.stem is None else self.stem.width * 32)
@@ -386,7 +386,7 @@ class SegmenterConfig(ModelConfig):
         return dataclasses.replace(self, encoder=self.encoder.resized(image_size))
 
     def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "SegmenterConfig":
-        fail("num_classes", num_classes, "omitted for a segmenter (train it to change its classes)")
+        fail("num_classes", num_classes, "omitted for a segmenter, because only training can change its classes")
 
     def override(self, fields: Mapping[str, Any]) -> "SegmenterConfig":
         return dataclasses.replace(self, encoder=self.encoder.override(fields))

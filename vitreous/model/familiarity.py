@@ -1,9 +1,10 @@
 """Familiarity of an image to a classifier: how close its features are to the nearest class of training images.
 
 The score is the negative squared Mahalanobis distance to the nearest class mean, with one covariance matrix for all
-classes (Lee et al., arXiv 1807.03888). It does not depend on the head, which often gives unknown images high scores.
+classes (Lee et al., arXiv 1807.03888). It does not depend on the head, which often scores images
+of unknown classes highly.
 
-n: images; d: width of the features; k: classes.
+n: images; d: feature dimension; k: classes.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ SHRINKAGE = 0.01  # fraction of the mean variance that is added to every varianc
 
 @dataclass(frozen=True)
 class Familiarity:
-    """Statistics of the features of training images."""
+    """Class means and whitening matrix of the features of training images."""
 
     centre: Float[Tensor, "d"]
     whiten: Float[Tensor, "d d"]  # transforms the within-class covariance to the identity
@@ -47,7 +48,7 @@ class Familiarity:
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], width: int) -> "Familiarity":
-        """Build from stored tensors. Raises ValueError if the tensors do not match features of this width."""
+        """Build from stored tensors. Raise ValueError if a name or shape does not match features of this width."""
         names = [field.name for field in fields(cls)]
         if set(tensors) != set(names):
             raise ValueError(f"expected the tensors {', '.join(names)}, got {', '.join(tensors) or 'none'}")

@@ -19,7 +19,7 @@ from vitreous.model.init import lecun_normal_
 class PatchProjection(nn.Conv2d):
     """Convolution of images [b, c, h, w], or the equivalent linear layer for flattened patches [b, n, c * h * w].
 
-    Both use `forward`, so hooks on this module (pruning, offloading) run in either case.
+    Both kinds of input use `forward`, so hooks on this module (pruning, offloading) run in either case.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class Label:
 
 
 def class_names(config: ModelConfig) -> tuple[str, ...]:
-    """Return the labels in a config, or "class 0", "class 1", ... if it has no labels."""
+    """Return the labels in a config, or "class 0", "class 1", ... if the config has no labels."""
     return config.labels or tuple(f"class {i}" for i in range(config.num_classes))
 
 

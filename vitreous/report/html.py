@@ -36,13 +36,13 @@ SPLITS = {"train_": "training ", "val_": "validation ", "test_": "test "}
 
 
 def label(key: str) -> str:
-    """Return the display name of a metric."""
+    """Return the display name of the metric `key`, including its split."""
     split, base = _split(key)
     return split + NAMES.get(base, (base.replace("_", " "), False))[0]
 
 
 def value(key: str, number: float | str) -> str:
-    """Format the value of a metric."""
+    """Format a value of the metric `key`, e.g. as a percentage, a duration or a rounded number."""
     if isinstance(number, str):
         return number
     base = _split(key)[1]
@@ -100,7 +100,7 @@ def tag(name: str, /, *children: str, **attributes: str) -> Html:
 
 
 def document(title: str, *body: str) -> str:
-    """Return a complete HTML page."""
+    """Return a complete HTML page that loads no external resources."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = tag(
         "head",
@@ -114,7 +114,7 @@ def document(title: str, *body: str) -> str:
 
 
 def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *header: Html) -> str:
-    """Return a page with a header, section links and the sections that are not empty."""
+    """Return a page with a header, links to the sections, and the sections. Empty sections are omitted."""
     filled = [
         (heading, parts, re.sub(r"[\W_]", "-", heading.lower()).strip("-")) for heading, parts in sections if parts
     ]
@@ -174,7 +174,7 @@ def swatch(colour: str) -> Html:
 
 
 def legend(colours: Mapping[str, str]) -> Html:
-    """List names with their colours."""
+    """Create a list of names, each with its colour."""
     return tag("ul", *(tag("li", swatch(colour), name(text)) for text, colour in colours.items()), class_="legend")
 
 
@@ -206,7 +206,7 @@ def plot(
 
 
 def photos(images: Sequence[UInt8[Tensor, "_ _ _"]], alts: Sequence[str], captions: Sequence[str]) -> Html:
-    """Create an image grid. Small images are lossless PNGs; large images are JPEG thumbnails."""
+    """Create a grid of thumbnails. They are lossless PNGs if all images are small, otherwise JPEGs."""
     tiny = all(max(image.shape[1:]) < TINY for image in images)
     shown = []
     for pixels, alt, caption in zip(images, alts, captions, strict=True):
@@ -257,7 +257,7 @@ class RunReport:
 
 
 def write_report(folder: Path, report: RunReport) -> Path:
-    """Plot the curves, write report.html and return its path. Without matplotlib, plots are omitted."""
+    """Plot the training curves, write report.html and return its path. Without matplotlib, plots are omitted."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = json.dumps(report.config, indent=2, default=str, ensure_ascii=False)
     automatic = [tag("p", "Settings that were chosen automatically for this data:"), items(report.automatic)]
@@ -295,12 +295,12 @@ def samples_section(
 
 
 def figures_section(figures: Sequence[tuple[str, Path]]) -> Section:
-    """Return a section with captioned sheets of images."""
+    """Return a section that shows image files, given as (caption, path) pairs."""
     return Section("More figures", [plot(path, caption, caption, kind="sheet") for caption, path in figures])
 
 
 def class_caption(text: str, classes: Sequence[str]) -> str:
-    """Return a class name for a plot, or `class N` if the fonts cannot draw it."""
+    """Return a class name for a plot caption, or `class N` if the fonts cannot draw the name."""
     return readable(text, f"class {classes.index(text)}" if text in classes else "", 18)
 
 

@@ -30,7 +30,7 @@ HEAT = ((285, 0.06), (300, 0.15), (355, 0.19), (30, 0.20), (70, 0.16), (105, 0.1
 
 @cache
 def heat() -> Float[np.ndarray, "256 3"]:
-    """Colour map from near black to light yellow, for non-negative values."""
+    """Return a colour map from near black to light yellow, for non-negative values."""
     hue, chroma = np.array(HEAT).T
     ends = chroma[:, None] * np.stack([np.cos(np.radians(hue)), np.sin(np.radians(hue))], axis=-1)
     at, steps = np.linspace(0, 1, len(HEAT)), np.linspace(0, 1, 256)
@@ -40,7 +40,7 @@ def heat() -> Float[np.ndarray, "256 3"]:
 
 @cache
 def signed() -> Float[np.ndarray, "256 3"]:
-    """Colour map from blue (negative) through white to red (positive)."""
+    """Return a colour map from blue (negative) through white to red (positive)."""
     steps = np.linspace(-1, 1, 256)
     towards = np.where(steps[:, None] < 0, np.array([-0.04, -0.15]), np.array([0.17, 0.09]))
     return from_oklab(np.concatenate([0.97 - 0.45 * np.abs(steps)[:, None], np.abs(steps)[:, None] * towards], axis=1))
@@ -48,7 +48,7 @@ def signed() -> Float[np.ndarray, "256 3"]:
 
 @cache
 def shades() -> "Colormap":
-    """Matplotlib colour map from near white to a dark accent colour."""
+    """Return a Matplotlib colour map from near white to a dark accent colour."""
     from matplotlib.colors import ListedColormap
 
     ends = np.array([[0.97, 0.0, -0.003], [0.36, -0.035, -0.105]])
@@ -57,7 +57,7 @@ def shades() -> "Colormap":
 
 
 def from_oklab(lab: np.ndarray) -> np.ndarray:
-    """Convert Oklab (L, a, b) to sRGB from 0 to 1, clipped to the gamut."""
+    """Convert Oklab (L, a, b) to sRGB values in [0, 1], clipped to the gamut."""
     to_lms = np.array(
         [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.291485548]]
     )
@@ -73,7 +73,7 @@ def from_oklab(lab: np.ndarray) -> np.ndarray:
 
 
 def to_oklab(rgb: np.ndarray) -> np.ndarray:
-    """Convert sRGB from 0 to 1 to Oklab (L, a, b), where distances are close to perceived differences."""
+    """Convert sRGB values in [0, 1] to Oklab (L, a, b), where distances approximate perceived differences."""
     to_lms = np.array(
         [
             [0.4122214708, 0.5363325363, 0.0514459929],
@@ -94,7 +94,7 @@ def to_oklab(rgb: np.ndarray) -> np.ndarray:
 
 @cache
 def distinct() -> UInt8[np.ndarray, "256 3"]:
-    """Colours for classes. Each differs as much as possible from all earlier colours, black, white and grey."""
+    """Return class colours. Each differs as much as possible from black, white, grey and all previous colours."""
     levels = np.linspace(0, 255, 9).round()
     candidates = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
     lab = to_oklab(candidates / 255)
@@ -110,7 +110,7 @@ def distinct() -> UInt8[np.ndarray, "256 3"]:
 
 
 def paint(values: np.ndarray, table: np.ndarray) -> UInt8[np.ndarray, "*shape 3"]:
-    """Map numbers from 0 to 1 to colours."""
+    """Map numbers in [0, 1] to the colours in `table`."""
     index = np.nan_to_num(np.clip(values, 0, 1) * 255).round().astype(int)
     return (table[index] * 255).round().astype(np.uint8)
 
@@ -127,7 +127,7 @@ SOFTWARE = "vitreous"
 
 
 def write_png(image: Image.Image, path: Path, optimize: bool = False) -> None:
-    """Write a PNG atomically."""
+    """Write a PNG atomically, and mark it as written by Vitreous."""
     about = PngInfo()
     about.add_text("Software", SOFTWARE)
     with atomic_file(path) as temporary:
@@ -207,7 +207,7 @@ def percent(axes: "Axes", side: str) -> None:
 
 @cache
 def _families() -> tuple[str, ...]:
-    """Return the font families. The first ships with matplotlib, so layouts are the same on every machine."""
+    """Return the font families for plots. The first ships with matplotlib, so layouts are the same on every machine."""
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
@@ -216,7 +216,7 @@ def _families() -> tuple[str, ...]:
 
 @cache
 def _glyphs() -> frozenset[int]:
-    """Return the code points that the fonts can draw."""
+    """Return the code points that the plot fonts can draw."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
     fonts = (get_font(fontManager.findfont(FontProperties(family=[name]))) for name in _families())
@@ -287,9 +287,10 @@ def _panel(
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the row with the highest metric of BEST; in ties, or without such a metric, the row with the lowest loss.
+    """Return the row with the highest value of the first metric of BEST that occurs.
 
-    Of rows with equal results, the latest is returned.
+    Ties are broken in favour of the lower loss, then of the later row. If no row has such a metric, return the
+    row with the lowest loss, or None if no row has a loss.
     """
 
     def loss(row: Mapping[str, Any]) -> float:
@@ -311,7 +312,7 @@ def _axis(history: Sequence[Mapping[str, Any]]) -> str:
 def _series(
     history: Sequence[Mapping[str, Any]], where: str, key: str
 ) -> tuple[dict[float, float], dict[float, float]]:
-    """Return training and validation values by epoch or step. Later rows replace earlier rows."""
+    """Return the training and validation values of the metric `key` by epoch or step. Later rows take precedence."""
     found: tuple[dict[float, float], dict[float, float]] = ({}, {})
     for row in history:
         for series, name in ((0, key), (0, f"train_{key}"), (1, f"val_{key}")):
@@ -471,7 +472,7 @@ def grid(
 
 
 def as_array(image: UInt8[Tensor, "c h w"]) -> np.ndarray:
-    """Return pixels as [h, w] (first channel) or [h, w, 3] (first three channels)."""
+    """Return the first three channels as [h, w, 3] or, if there are fewer, the first channel as [h, w]."""
     channels = 3 if image.shape[0] >= 3 else 1
     array: np.ndarray = image[:channels].permute(1, 2, 0).contiguous().cpu().numpy()
     return array if channels == 3 else array[:, :, 0]

@@ -32,7 +32,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP until SIGINT or SIGTERM, then finish the requests in progress.
 
-    checkpoints: one or more checkpoint folders, weight files of other libraries, catalog names, or hf-hub:owner/name.
+    checkpoints: one or more checkpoint folders, weight files from other libraries, catalog names, or hf-hub:owner/name.
     host: address to listen on.
     port: port to listen on; 0 picks a free port.
     image_size: input size as (side,) or (height, width); defaults to the image size of the checkpoint.
@@ -47,7 +47,7 @@ def serve(
     api_key: key that requests must send; None allows all requests.
     open: open the page in a web browser.
 
-    Raises OSError if the port is in use, or ValueError if a checkpoint is invalid or too large for this machine.
+    Raise OSError if the port is in use, and ValueError if a checkpoint is invalid or too large for this machine.
     """
     settings = Settings(host, port, max_batch, max_wait_ms, queue, max_body_mb, max_pixels, timeout, api_key)
     try:

@@ -84,7 +84,7 @@ class _Lane:
         self.closed = False
 
     def next(self) -> _Job | None:
-        """Return the first job that may run now, or None."""
+        """Return the first job that may run now, or None if there is no such job."""
         return next((job for job in self.queue if not (job.large and self.large_running)), None)
 
 
@@ -135,7 +135,7 @@ class Scheduler:
             self._waiting_requests -= 1
 
     async def run(self, key: Hashable, work: Work, priority: Priority) -> Any:
-        """Return the result of `work`. It is computed only once for all waiting requests with the same key."""
+        """Return the result of `work`, which is computed only once for all waiting requests with the same key."""
         if (job := self._shared.get(key)) is not None:
             return await self._result(self._computations, job, new=False)
         job = _Job(priority, next(self._numbers), lambda jobs, step: [work(step)], key)

@@ -70,7 +70,7 @@ class LingeringTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """A client connection."""
+    """HTTP connection to a client, with limits on the headers and on the number of connections."""
 
     transport: Any
 
@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             self._headers_too_large = True
-            raise ValueError("too many headers")  # makes the parser call send_400_response
+            raise ValueError(f"more than {MAX_HEADERS} headers")  # makes the parser call send_400_response
 
     def on_headers_complete(self) -> None:
         self._stop_timer()

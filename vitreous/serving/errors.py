@@ -1,4 +1,4 @@
-"""Error responses. All, including those of FastAPI, have the form `{"error": {"code": ..., "message": ...}}`."""
+"""Error responses. All errors, also those of FastAPI, have the form `{"error": {"code": ..., "message": ...}}`."""
 
 import logging
 from collections.abc import Mapping

@@ -73,7 +73,7 @@ def prefix_names(config: ViTConfig) -> list[str]:
 
 
 def _origin(record: dict[str, Any]) -> str | None:
-    """Return a short description of where the weights come from, or None if it is not recorded."""
+    """Return a short description of the origin of the weights, or None if the origin is not recorded."""
     if "repository" in record:
         origin = f"{HUB_PREFIX}{record['repository']}"
     elif "run" in record:
@@ -149,7 +149,7 @@ def short_name(name: str) -> str:
 
 
 def check_capacity(served: ServedModel, timeout: float) -> None:
-    """Raise ValueError if a batch needs more memory than is available, or if an image would exceed the timeout."""
+    """Raise ValueError if a batch needs more memory than is available, or one image takes longer than the timeout."""
     model, device = served.model, next(served.model.parameters()).device
     cost = large_cost(model.config)
     if cost is None:

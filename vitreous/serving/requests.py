@@ -196,7 +196,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_cross_site(scope: Scope) -> bool:
-    """Return True if a browser sent the request from a page of another origin. Only browsers send these headers."""
+    """Return True if a browser sent the request from another origin, according to Sec-Fetch-Site or Origin."""
     site = header(scope, b"sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")  # none: a typed address or a bookmark
@@ -212,7 +212,7 @@ def _has_key(scope: Scope, key: str) -> bool:
 
 
 def _route(scope: Scope) -> str:
-    """Return the path template of the route. If raw paths were counted, clients could fill the memory."""
+    """Return the path template of a route for the metrics. If raw paths were counted, clients could fill the memory."""
     if scope["path"] in BATCHED:
         return str(scope["path"])
     return str(getattr(scope.get("route"), "path", "other"))
@@ -307,7 +307,7 @@ def _webp_size(data: bytes) -> Size | None:
 
 
 def format_of(data: bytes) -> str | None:
-    """Detect the image format from the first bytes."""
+    """Detect the image format from the first bytes. Return None if the format is not supported."""
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if data.startswith(b"\x89PNG\r\n\x1a\n"):

@@ -41,7 +41,7 @@ FEW_IMAGES = {"position": Conditional(), "pool": GlobalAverage(), "class_token":
 
 @runtime_checkable
 class Results(Protocol):
-    """Results of an evaluation."""
+    """Interface of evaluation results."""
 
     @property
     def problems(self) -> list[str]:
@@ -163,7 +163,7 @@ class Task(ABC):
     @classmethod
     def choose_model(cls, config: TrainConfig, count: int, side: int, device: str) -> list[Choice]:
         """Choose a preset for `count` images whose shorter side is about `side` pixels."""
-        reason = f"for {count} images of about {side} pixels on {device}"
+        reason = f"for {count} images of about {side} pixels per side on {device}"
         if side <= SMALL:
             name = "ViT-S/4" if count >= 20_000 and device == "cuda" else "ViT-Lite-7/4"
         else:
@@ -182,7 +182,7 @@ class Task(ABC):
 
     @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
-        """Return the default augmentation and a short description."""
+        """Return the default augmentation and a short description of it."""
         return Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0)), "crop and flip"
 
     @classmethod
@@ -218,7 +218,7 @@ class Task(ABC):
         return None
 
     def evaluation_batches(self, source: Source) -> list[Batch] | None:
-        """Return batches that replace this process's evaluation images of a split, or None to load the images."""
+        """Return the evaluation batches of a split for this process, or None to load its images as usual."""
         return None
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -235,7 +235,7 @@ class Task(ABC):
         """Evaluate the module on batches of a validation or test split."""
 
     def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> Solution:
-        """Compute the weights in closed form. `log` prints a line."""
+        """Compute the weights in closed form. `log` is called with lines that report the progress."""
         raise NotImplementedError
 
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
@@ -249,12 +249,12 @@ class Task(ABC):
     def calibrate(self, results: Any) -> tuple[dict[str, Any], Results] | None:
         """Fit config fields to the results of `evaluate_best`. Return the fields and the results with these fields.
 
-        Returns None if the results have no logits.
+        Return None if the results have no logits.
         """
         raise NotImplementedError
 
     def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]] | None:
-        """Fit the familiarity model of the best checkpoint. Also return the quantiles for validation images.
+        """Fit the familiarity model of the best checkpoint. Also return quantiles of the validation scores.
 
         Return None if `calibrate` returns no calibration.
         """
@@ -290,7 +290,7 @@ class Task(ABC):
 
 
 def padded_if(small: bool) -> Literal["padded", "resized"]:
-    """Return the crop method for small or large images."""
+    """Return the crop method: "padded" for small images, otherwise "resized"."""
     return "padded" if small else "resized"
 
 

@@ -44,7 +44,7 @@ UNREADABLE = -1  # label of an unreadable image
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """Metrics of one class. Recall is None for a class without images; precision is None for one never predicted."""
+    """Metrics of one class. Recall is None if the class has no images; precision is None if it is never predicted."""
 
     index: int
     name: str
@@ -56,7 +56,7 @@ class ClassMetrics:
 
 @dataclass(frozen=True)
 class Confused:
-    """A pair of confused classes, and how many images of class `true` were classified as `predicted`."""
+    """A pair of confused classes, and the number of images of class `true` that were classified as `predicted`."""
 
     true: int
     predicted: int
@@ -237,7 +237,7 @@ class Evaluation:
         return cells.view(self.num_classes, self.num_classes)
 
     def most_confused(self, k: int) -> list[Confused]:
-        """Return the k most frequently confused class pairs. Ties are broken in favour of the higher fraction."""
+        """Return the k most frequently confused class pairs. Pairs with the same count are sorted by `fraction`."""
         true, predicted = self._pairs()
         wrong = true != predicted
         cells, counts = torch.unique(true[wrong] * self.num_classes + predicted[wrong], return_counts=True)
@@ -301,7 +301,7 @@ def batch_scores(
 
 
 def calibration_images(source: Source, num_classes: int) -> Source:
-    """Return the images on which to calibrate a model: all, or an evenly spaced subset if there are too many logits."""
+    """Return the images on which to calibrate a model: all or, if there would be too many logits, every n-th image."""
     every = -(-len(source) * num_classes // MOST_LOGITS)
     return source if every <= 1 else pick(source, np.arange(0, len(source), every))
 
@@ -309,7 +309,7 @@ def calibration_images(source: Source, num_classes: int) -> Source:
 def fit_familiarity(
     predictor: Predictor, train: Source, val: Source, progress: Report = silent
 ) -> tuple[Familiarity, tuple[float, ...]]:
-    """Fit the familiarity to features of training images. Also return the quantiles for validation images."""
+    """Fit a familiarity model to features of training images. Also return quantiles of the validation scores."""
     parts, most = [], max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
     for source in (train, val):
         sample = pick(source, np.arange(0, len(source), -(-len(source) // most)))
@@ -342,7 +342,7 @@ def classify_source(
     keep_logits: bool = False,
     progress: Report = silent,
 ) -> Evaluation:
-    """Evaluate a predictor on the images that belong to process `rank` of `ranks`. Raise if a prediction is NaN."""
+    """Evaluate a predictor on the images that belong to process `rank` of `ranks`. Raise if an output is not finite."""
     calibration = predictor.config.calibration
     how: dict[str, Any] = {"temperature": calibration and calibration.temperature, "keep_logits": keep_logits}
     empty = torch.zeros(0, dtype=torch.int64)  # there may be more processes than images

@@ -222,7 +222,7 @@ class TwoHeads(nn.Module):
 
 
 def check_teacher(teacher: Model, path: str | Path, student: Model) -> None:
-    """Raise if the teacher has different classes from the student, or does not support the student's images."""
+    """Raise BadValue if the teacher and the student differ in classes, input channels or supported image sizes."""
     config, own = teacher.config, student.config
     if config.num_classes != own.num_classes:
         raise BadValue(f"teacher {path} has {config.num_classes} classes, but the student has {own.num_classes}")
@@ -260,7 +260,7 @@ class Mistake(NamedTuple):
 def evaluation_sections(
     folder: Path, evaluation: Evaluation, mistakes: Sequence[Mistake] = (), draw: bool = True
 ) -> list[Section]:
-    """Return sections on per-class metrics, confusion, mistakes and calibration. Plots are saved in `folder`."""
+    """Return report sections on per-class metrics, confusion, mistakes and calibration. Plots are saved in `folder`."""
     if not bool(evaluation.readable.any()):
         return []
     drawn = draw and evaluation.num_classes <= plots.MOST_CLASSES

@@ -31,7 +31,7 @@ C = TypeVar("C")
 
 
 def _convert(config: Any, **kinds: type[str] | type[Path]) -> None:
-    """Convert fields of a frozen config, each given as str or Path, to the given types."""
+    """Convert paths and strings in the named fields of a frozen config to the given types. Skip other values."""
     for name, kind in kinds.items():
         if isinstance(value := getattr(config, name), str | os.PathLike):
             object.__setattr__(config, name, kind(os.fspath(value)))
@@ -329,7 +329,7 @@ class TrainConfig:
         _convert(self, data=str, init=str, data_root=Path, out=Path)
 
     def check(self) -> None:
-        """Raise if a value is invalid. `Task.check` rejects options that the task does not use."""
+        """Raise BadValue if a value is invalid. `Task.check` rejects options that the task does not use."""
         check_words(self)
         for group in (self.optim, self.augment, self.distillation, self.masking, self.segmenting, self.targets):
             group.check()

@@ -75,7 +75,7 @@ class Masked(Task):
         raise NotImplementedError
 
     def predict(self, module: nn.Module, images: Tensor, unit: Tensor, numbers: Tensor) -> Filled:
-        """Mask and predict patches. `unit`: images in [0, 1]; `numbers`: random numbers that select the patches."""
+        """Mask and predict patches. `unit`: images in [0, 1]; `numbers`: random numbers that select masked patches."""
         raise NotImplementedError
 
     @classmethod

@@ -86,7 +86,7 @@ class Segment(Task):
     def choose_model(cls, config: TrainConfig, count: int, side: int, device: str) -> list[Choice]:
         if side > SMALL:
             return super().choose_model(config, count, side, device)
-        choices = [Choice("model", "ViT-Lite-6/4", f"for images of about {side} pixels")]
+        choices = [Choice("model", "ViT-Lite-6/4", f"for images of about {side} pixels per side")]
         if not config.overrides:
             choices.append(Choice("overrides", FEW_PIXELS, "a narrow model with 8-pixel patches learns fastest"))
         return choices
@@ -199,7 +199,7 @@ class Segment(Task):
 
 
 def decoder_for(options: Segmenting, start: ModelConfig | None) -> DecoderConfig:
-    """Return the decoder that the options select. Defaults to the checkpoint's decoder, or else a linear decoder."""
+    """Return the decoder that the options select. The default is the checkpoint's decoder or, without one, linear."""
     if isinstance(start, SegmenterConfig) and (options.decoder, options.cells, options.mask_blocks) == (None,) * 3:
         return start.decoder
     if options.decoder == "mask" or (options.decoder is None and options.mask_blocks is not None):

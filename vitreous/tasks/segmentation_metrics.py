@@ -265,7 +265,7 @@ def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
 def _near(
     outline: UInt8[Tensor, "n h w"], reference: UInt8[Tensor, "n h w"], radius: int, classes: int
 ) -> tuple[Float[Tensor, "n {classes}"], Float[Tensor, "n {classes}"]]:
-    """For each class, count the outline pixels within `radius` of the reference, and all outline pixels."""
+    """Count the outline pixels of each class: those within `radius` of the reference outline, and all of them."""
     n, h, w = outline.shape
     step = w + 2 * radius
     around = F.pad(reference, (radius,) * 4, value=IGNORED).flatten()

@@ -4,7 +4,7 @@ This is possible if flipping is the only augmentation: the features of each imag
 With random crops, colour jitter, mixup or dropout in the encoder, features differ in every epoch, so the encoder runs
 in every step.
 
-b: batch; n: images; d: width of the features.
+b: batch; n: images; d: feature width.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,7 +47,7 @@ def can_cache(config: TrainConfig, task: type[Task], encoder: ModelConfig) -> bo
 
 
 class FeatureHead(nn.Module):
-    """The head of a model, applied to features. Holds the whole model, because checkpoints need it."""
+    """Applies the head of a model to features. Contains the whole model, which checkpoints need."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -64,7 +64,7 @@ def with_cached_features(task: type[Task]) -> type[Task]:
 
 
 class CachedHead(Classify):
-    """Mixin for a task with a frozen encoder, on batches of features."""
+    """Mixin for a task that trains only the head, on batches of cached features."""
 
     long_steps = False
     loader: "FeatureLoader"
@@ -112,7 +112,7 @@ class FeatureLoader:
         self.known: dict[tuple[int, bool], tuple[Source, FrozenFeatures]] = {}  # a stored source keeps its id unique
 
     def features(self, source: Source, mirrored: bool = False) -> FrozenFeatures:
-        """Return the features of a source on the device. All processes must call this."""
+        """Return the features of all images of a source, on the device. All processes must call this."""
         key = (id(source), mirrored)
         if key not in self.known:
             log = print if self.world.first else lambda line: None
@@ -121,7 +121,7 @@ class FeatureLoader:
         return self.known[key][1]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the training batches. Images are mirrored in the same epochs in which `augment` would flip them."""
+        """Yield the batches of steps `start` to `stop`. Images are mirrored in epochs when `augment` flips them."""
         config, flip = self.config, self.config.augment.flip or 0.0
         plain = self.features(self.source)
         mirrored = self.features(self.source, mirrored=True) if flip else plain
@@ -136,7 +136,7 @@ class FeatureLoader:
             problems = []
 
     def evaluation(self, source: Source) -> list[Batch]:
-        """Return this process's batches of a split. As in `EvalLoader`, all processes get the same number of images."""
+        """Return this process's batches of a split. All processes get the same number of images, as in `EvalLoader`."""
         found, world = self.features(source), self.world
         count = len(source)
         mine = torch.arange(world.rank, -(-count // world.size) * world.size, world.size).clamp(max=count - 1)

@@ -1,4 +1,4 @@
-"""Training checkpoints. They are written to a temporary folder and renamed, so a crash cannot corrupt an older one.
+"""Training checkpoints, written to a temporary folder that is then renamed, so that a crash cannot corrupt them.
 
 A checkpoint is a model folder that `vitreous.load` reads, with an additional subfolder `training/`. The subfolder
 contains the weights, optimizer state and weight averages as safetensors, which torch.distributed.checkpoint can load
@@ -30,7 +30,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from vitreous.common.atomic_files import atomic_folder, foreign_files
 from vitreous.common.codec import from_dict
 from vitreous.common.distributed import World
-from vitreous.common.text import plural
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model.protocol import Model
 from vitreous.training.optimizer_step import Ema, Optimizers, unsharded
@@ -49,7 +48,7 @@ ADDED = {"best_loss", "loss_scale", "loss_scale_age"}  # fields of Progress that
 
 @dataclass
 class Progress:
-    """Progress of a run at a checkpoint."""
+    """Current step, best result and training time of a run, as saved in a checkpoint."""
 
     step: int = 0
     best: float = -1e300  # larger is better; losses are negated
@@ -63,7 +62,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """Model, optimizers and moving average of the weights of a run."""
+    """State of a run: model, optimizers, gradient scaler and moving average (EMA) of the weights."""
 
     model: Model
     module: nn.Module  # the module that the task trains, which contains the model
@@ -72,7 +71,7 @@ class State:
     scaler: torch.amp.GradScaler
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name. Loading a checkpoint into them restores the run."""
+        """Return all tensors of the state by name. A run is restored by loading a checkpoint into these tensors."""
         weights = dict(self.module.named_parameters())
         tensors = {f"weights.{name}": weight.detach() for name, weight in weights.items()}
         tensors |= {f"buffers.{name}": buffer for name, buffer in self.module.named_buffers()}
@@ -205,8 +204,8 @@ def load(folder: Path, state: State, world: World) -> Progress:
         raise ValueError(f"{folder / 'training'} cannot be read: {str(error).splitlines()[0]}; {INSTEAD}") from error
     if left := sorted(stored - tensors.keys()):
         raise ValueError(
-            f"{folder} cannot be resumed: it has {plural(len(left), 'unexpected tensor')}, such as {left[-1]}. "
-            "Restore the original config.json of the run"
+            f"{folder} cannot be resumed: unexpected tensor {left[-1]} ({len(left)} in total); "
+            "restore the original config.json of the run"
         )
     if state.scaler.is_enabled() and progress.loss_scale:
         scaling = {"scale": progress.loss_scale, "_growth_tracker": progress.loss_scale_age}
@@ -222,7 +221,7 @@ def read_progress(folder: Path) -> Progress:
         progress = from_dict(Progress, document, "progress")
         numbers = asdict(progress)
         if missing := sorted({field.name for field in fields(Progress)} - ADDED - document.keys()):
-            raise ValueError(f"progress is missing {', '.join(missing)}")
+            raise ValueError(f"missing fields: {', '.join(missing)}")
         if wrong := [name for name, value in numbers.items() if not math.isfinite(value)]:
             raise ValueError(f"progress.{wrong[0]} must be finite, got {numbers[wrong[0]]}")
         if wrong := [name for name, value in numbers.items() if value < 0 and name not in ("best", "best_loss")]:
@@ -241,7 +240,7 @@ def checksums(folder: Path, names: Sequence[str], world: World) -> dict[str, str
 
 
 def verify(folder: Path, world: World) -> None:
-    """Raise if a checkpoint file is missing or damaged. Checkpoints without checksums are accepted."""
+    """Raise ValueError if a checkpoint file is missing or damaged. Checkpoints without checksums are accepted."""
     if not (folder / CHECKSUMS).exists():
         return
     expected = read_json_object(folder / CHECKSUMS)

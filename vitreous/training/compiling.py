@@ -1,7 +1,7 @@
 """Compiles models with torch.compile before the first step, by default only if that makes the run shorter.
 
 --compile compiles the whole model, with CUDA graphs if possible. This gives the fastest steps but takes a minute. By
-default, only the transformer blocks are compiled; they share their code, so it is compiled only once.
+default, only the transformer blocks are compiled; all blocks run the same code, which is compiled only once.
 """
 
 import time
@@ -44,7 +44,7 @@ def choose_compile(
 ) -> Choice:
     """Compile the blocks if that makes the run shorter. `rehearse` runs a training step without updating weights."""
     if not blocks or config.parallel == "fsdp":
-        return Choice("compile", False, "not supported for this model or --parallel fsdp")
+        return Choice("compile", False, "not supported for this model or with --parallel fsdp")
     seconds = max(world.gather(steps * seconds_per_step(rehearse, world.device)))  # the same choice in all processes
     if seconds * (1 - 1 / SPEED_UP) < COMPILE_SECONDS:
         return Choice("compile", False, f"all steps together take only about {roughly(seconds)}")
@@ -62,7 +62,7 @@ def choose_compile(
 
 
 def seconds_per_step(rehearse: Callable[[], None], device: torch.device) -> float:
-    """Return the mean duration of a step after a warm-up."""
+    """Return the mean duration of a step in seconds, measured after a few warm-up steps."""
     repeat(rehearse, WARM_UP, device)
     started = time.perf_counter()
     repeat(rehearse, MEASURED, device)
@@ -70,7 +70,7 @@ def seconds_per_step(rehearse: Callable[[], None], device: torch.device) -> floa
 
 
 def repeat(rehearse: Callable[[], None], times: int, device: torch.device) -> None:
-    """Run several steps and wait for the device."""
+    """Call `rehearse` several times, then wait for the device to finish."""
     for _ in range(times):
         rehearse()
     if device.type == "cuda":

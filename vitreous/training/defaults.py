@@ -112,7 +112,7 @@ class _Choices:
         return Chosen(self.config, self.notes, "" if config.init is not None else self.advice(config.model))
 
     def advice(self, model: str | None) -> str:
-        """Recommend pretrained weights if there are few images, or if they exist for the preset of --model."""
+        """Recommend pretrained weights if there are few images, or if the catalog has weights for the given preset."""
         few = f"{self.count} images are very few for training from scratch; "
         few = few if self.count < FEW and self.side > SMALL else ""
         weights = BY_PRESET.get(model or "") if self.task.labelled and not self.config.overrides else None
@@ -132,7 +132,7 @@ class _Choices:
                 self.config = with_fields(self.config, {name: value})
 
     def image_size(self) -> Choice:
-        reason = f"for images of about {self.side} pixels on {self.device}"
+        reason = f"for images of about {self.side} pixels per side on {self.device}"
         if (start := checkpoint_config(self.config, self.init)) is not None:
             height, width = start.image_size
             if height * width <= LARGEST**2:
@@ -148,7 +148,7 @@ class _Choices:
         return Choice("image_size", (side,), reason)
 
     def trained_weights(self) -> None:
-        """Choose between LoRA and fine-tuning all weights, and the layer decay."""
+        """Choose the layer decay, and which weights to train: LoRA matrices or all weights."""
         config, start = self.config, checkpoint_config(self.config, self.init)
         if start is None or not self.task.labelled:
             self.config = with_fields(config, {"train_only": config.train_only or "all"})
@@ -265,7 +265,7 @@ def open_pretrained(
     If the Hub cannot be reached, the run starts from scratch.
     """
     count, side, device = len(data.train), typical_side(data.train), world.device.type
-    about = f"{count} images of about {side} pixels on {device}"
+    about = f"{count} images of about {side} pixels per side on {device}"
     trains_all = config.train_only in (None, "all")
     if side <= SMALL and device == "cpu" and trains_all:
         return dataclasses.replace(config, init=None), None, [f"init = none (better from scratch: {about})"]
@@ -291,7 +291,7 @@ def typical_side(source: Source, samples: int = 25) -> int:
 
 
 def sampled(source: Source, measure: Callable[[StoredImage], T], samples: int = 25) -> list[T]:
-    """Apply a function to a sample of images. Unreadable images are skipped and reported when they are loaded."""
+    """Apply a function to a sample of images. Unreadable images are skipped here and reported during training."""
     results = []
     for index in np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int):
         with suppress(UnreadableImage, OSError):
@@ -356,7 +356,7 @@ def choose_keep(reader: Reader, device: str, epochs: float) -> Choice:
 
 
 def fitting_batch(model: ModelConfig, memory: int) -> int:
-    """Return the largest batch size that fits in half of the memory. It is a power of two and at most 4096."""
+    """Return the largest power of two up to 4096 that, as batch size, needs at most half of `memory` (in bytes)."""
     from vitreous.model.cost import cost  # slow import: torch's fake tensors
 
     each = cost(model).activation_bytes + model.loss_bytes

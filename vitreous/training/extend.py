@@ -24,7 +24,7 @@ from vitreous.weights.native import load_folder, provenance_of, save_folder, sta
 
 @dataclass(frozen=True)
 class Extension:
-    """An extended classifier."""
+    """Result of `extend`: the folder of the extended classifier, and the images and classes that were added."""
 
     folder: Path
     added: dict[str, int]  # number of new images per class

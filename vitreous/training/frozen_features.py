@@ -1,6 +1,6 @@
 """Pooled features of a frozen encoder, computed once, as the head receives them during evaluation.
 
-n: images; d: width of the features.
+n: images; d: feature width.
 """
 
 import time
@@ -56,9 +56,9 @@ def frozen_features(
     log: Callable[[str], None],
     mirrored: bool = False,
 ) -> FrozenFeatures:
-    """Compute the features of all images. Each process computes a slice; all processes must call this.
+    """Compute the features of all images. All processes must call this, and each computes a slice.
 
-    `log` prints a line.
+    `log` is called with lines that report the progress.
     """
     assert isinstance(config.batch_size, int)
     kind = MirroredEmbedder if mirrored else Embedder

@@ -91,7 +91,7 @@ class LdaHead(Classify):
 
 
 def solver_device(device: torch.device) -> torch.device:
-    """Return a device that supports float64: the given device, or the CPU instead of MPS."""
+    """Return a device that supports float64: the CPU instead of MPS, otherwise the given device."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
@@ -107,7 +107,7 @@ def fit_head(model: Model, statistics: Statistics) -> Classifier:
 
 
 def linear_head(model: Model) -> nn.Linear:
-    """Return the head of a model, or raise BadValue if it is not a single linear layer."""
+    """Return the head of a model. Raise BadValue if the head is not a single linear layer."""
     [head, *others] = model.heads
     if others or not isinstance(head, nn.Linear):
         kind = "two heads" if others else type(getattr(model.config, "head", head)).__name__

@@ -91,7 +91,7 @@ def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Pa
 
 
 def decays(name: str, weight: Tensor) -> bool:
-    """Return True if weight decay applies: to matrices and filters, not to biases, norms, scales, tokens, positions."""
+    """Return True if weight decay applies: to matrices and filters, but not to biases, scales, tokens or positions."""
     special = ("prefix.", "position.", ".query", "decoder.classes")
     return weight.ndim >= 2 and not any(part in f".{name}" for part in special)
 
@@ -173,7 +173,7 @@ def rate_fraction(step: int, total: int, optim: Optim) -> float:
 
 
 class Ema:
-    """Exponential moving average of the weights, with the same sharding. The decay is smaller in the first steps."""
+    """Exponential moving average of the weights, sharded like the weights. The decay is smaller in the first steps."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
@@ -270,7 +270,7 @@ def _where(skip: Tensor, kept: Tensor, new: Tensor) -> Tensor:
 
 
 def unsharded(tensor: Tensor) -> Tensor:
-    """Gather the shards of an FSDP tensor. All processes must call this."""
+    """Return the full tensor of an FSDP shard. Other tensors are unchanged. All processes must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -339,7 +339,7 @@ class Stepper:
         self.optimizers.zero_grad()
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute gradients; return the sums of the losses and of the metric, and the number of images."""
+        """Compute the gradients of a batch. Return the summed loss, the summed metric and the number of images."""
         inputs = self.task.prepare(batch)
         count = inputs[-1].sum()
         # Sum over all processes, so that every image has the same weight. DDP averages gradients, hence world.size.

@@ -53,7 +53,7 @@ class PhaseTimer:
             self._switch(before)
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds of earlier sessions of this run."""
+        """Add the seconds that each phase took in earlier sessions of this run."""
         for phase in PHASES:
             self._seconds[phase] += seconds.get(phase, 0.0)
 
@@ -91,7 +91,7 @@ NONFINITE_FP16_STEPS = 20  # the same in fp16, where each such step halves the l
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over the images of this process, on the device. Reading them synchronises with the device."""
+    """Sums over the images of a step in this process. They are on the device, and reading them waits for the device."""
 
     loss: Tensor
     metric: Tensor
@@ -123,7 +123,10 @@ class Monitor:
         self._pending = (_AsyncNumber(result.skipped), batch)
 
     def check(self) -> None:
-        """Raise after several non-finite gradients. Checks the previous step while the device computes this one."""
+        """Raise ValueError after several non-finite gradients.
+
+        The previous step is checked while the device computes the current step.
+        """
         if self._pending is None:
             return
         (skipped, batch), self._pending = self._pending, None
@@ -136,18 +139,18 @@ class Monitor:
             names = [self.source.name(int(i)) for i in torch.cat(list(self._nonfinite))[:6]]
             raise ValueError(
                 f"the gradient was not finite in {len(self._nonfinite)} consecutive steps; lower --lr, "
-                f"use --precision fp32, or check the images {', '.join(names)}, ..."
+                f"use --precision fp32, or check images such as {', '.join(names)}"
             )
 
     def metrics(self) -> dict[str, Any]:
-        """Return the means and the new unreadable images since the last report. All processes must call this."""
+        """Return mean metrics and newly found unreadable images since the last report. All processes must call this."""
         means = {f"train_{name}": value for name, value in self.means(self.world.sum(self._sums.clone())).items()}
         new = [name for name in self.all_unreadable() if name not in self._reported]
         self._reported.update(new)
         return {**means, "train_unreadable": len(self._reported), "unreadable": new}
 
     def means(self, sums: Tensor | None = None) -> dict[str, float]:
-        """Return the means of `sums`, which defaults to the sums of this process."""
+        """Return the speed, and the mean loss and metric from `sums` (by default the sums of this process)."""
         loss, metric, count = (self._sums if sums is None else sums).tolist()
         seconds = max(time.perf_counter() - self._started, 1e-9)
         return {
@@ -181,7 +184,7 @@ class _AsyncNumber:
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Append a line and sync it to disk. If writing fails, remove the incomplete line."""
+    """Append a row as a line of JSON and sync the file to disk. If writing fails, remove the incomplete line."""
     with open(path, "ab", buffering=0) as file:
         size = file.tell()
         try:
@@ -196,7 +199,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read all rows. An incomplete last line, left by a crash, is skipped; any other invalid line is an error."""
+    """Read the rows of metrics.jsonl. Skip an incomplete last line. Raise ValueError if another line is invalid."""
     rows: list[dict[str, Any]] = []
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
@@ -214,7 +217,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def drop_rows_after(path: Path, step: int) -> bool:
-    """Drop rows after `step`, and the last line if it is incomplete. Return True if it was incomplete."""
+    """Drop rows after `step`, and the last line if it is incomplete. Return True if that line was incomplete."""
     if not path.exists():
         return False
     content = path.read_bytes()
@@ -228,7 +231,7 @@ def drop_rows_after(path: Path, step: int) -> bool:
 
 
 def check_tensorboard() -> None:
-    """Raise if TensorBoard is not installed."""
+    """Raise ValueError if TensorBoard is not installed."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
@@ -303,7 +306,7 @@ class ProgressDisplay:
     def step(
         self, step: int, loss: float, lr: float, images_per_second: float, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Show the metrics after a step; cheap enough to call at every step."""
+        """Show the metrics after a step. This is cheap enough to be called after every step."""
         if self.quiet:
             return
         self.done, now = step, self.clock()
@@ -364,12 +367,12 @@ class ProgressDisplay:
         return self.done - before, max(min(self.steps_per_epoch, self.total_steps - before), 0)
 
     def left(self) -> list[str]:
-        """Return the remaining time, or an empty list if it cannot be estimated yet."""
+        """Return a list with the remaining time as text. The list is empty if the time cannot be estimated yet."""
         rest = self.total_steps - self.done
         return [f"{duration(rest * self._pace())} left"] if rest > 0 and self.done > self.start_step else []
 
     def _pace(self) -> float:
-        """Return the seconds per step, including the time for evaluations, which is estimated before the first one."""
+        """Return the seconds per step, including evaluations. Their time is estimated until the first evaluation."""
         now, expected = self.clock(), 1.0 if self.evaluated else 1 + self.evaluation
         if self.first is not None and self.done > self.first[0]:
             return expected * (now - self.first[1]) / (self.done - self.first[0])
@@ -428,7 +431,7 @@ class _Bars:
 
 
 def gpu_memory() -> list[str]:
-    """Return the peak GPU memory use of this process, or an empty list if no GPU is used."""
+    """Return a list with the peak GPU memory use of this process as text. The list is empty if no GPU is used."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

@@ -59,7 +59,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run."""
+    """Result of `train`: the run folder, the final metrics and the best model."""
 
     folder: Path
     metrics: dict[str, Any]
@@ -150,14 +150,15 @@ def train(
 def evaluation_time(job: Job) -> float:
     """Return the expected time of all evaluations as a fraction of the time of all steps.
 
-    Per image, a training step costs three times as much as evaluation: a backward pass costs two forward passes.
+    Per image, a training step costs three times as much as evaluation, because a backward pass costs as much as two
+    forward passes.
     """
     images = job.evaluated_images + len(job.data.val if job.data.test is None else job.data.test)
     return images / 3 / (job.total_steps * job.place.batch_size)
 
 
 def _checked(config: TrainConfig) -> TrainConfig:
-    """Validate a config and convert its overrides to typed values. To resume a run, read its config."""
+    """Validate a config and convert its overrides to typed values. With --resume, return the config of that run."""
     config = replace(config, overrides=typed_overrides(config.overrides))
     config.check()
     return run_folder.resumed_config(config) if config.resume else config
@@ -191,7 +192,7 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
 
 
 def _train_with_display(job: Job, folder: Path, start: int, resume: bool) -> None:
-    """Train with a progress display. If the data is invalid, free the folder for another run."""
+    """Train with a progress display. If this raises ValueError before the first checkpoint, remove the run folder."""
     epochs, first = job.total_steps / job.steps_per_epoch, job.world.first
     with ProgressDisplay(
         job.total_steps, job.steps_per_epoch, epochs, start, evaluation_time(job), quiet=not first
@@ -287,7 +288,7 @@ def _finish_epoch(
 
 
 def _earlier_seconds(path: Path, progress: Progress) -> dict[str, float]:
-    """Return the seconds of earlier sessions by phase. The time since the last row is counted as steps."""
+    """Return the seconds that each phase took in earlier sessions. Time after the last metrics row counts as steps."""
     rows = read_rows(path) if path.exists() else []
     phases: dict[str, float] = dict(rows[-1].get("seconds_by_phase", {})) if rows else {}
     known = rows[-1]["seconds"] if phases else 0.0
@@ -316,7 +317,7 @@ def solve(job: Job, folder: Path, display: ProgressDisplay) -> None:
 
 
 def _check_unreadable(job: Job, names: list[str]) -> None:
-    """Raise if too many training images are unreadable."""
+    """Raise ValueError if too many training images are unreadable."""
     count, given = len(job.data.train), job.config.max_unreadable
     allowed = MAX_UNREADABLE if given is None else given
     if len(names) / count > allowed:
@@ -327,7 +328,7 @@ def _check_unreadable(job: Job, names: list[str]) -> None:
 
 
 def _provenance(job: Job, folder: Path, progress: Progress, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance of the best model."""
+    """Return the provenance of the best model: its run, step, metrics, data and split."""
     run = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
     return run | {"seed": job.config.seed, "val_fraction": job.config.val_fraction}
 
@@ -341,7 +342,7 @@ def _save(job: Job, saver: Saver, progress: Progress) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
-    """Record SIGINT and SIGTERM for the loop to check after every step. A second Ctrl-C stops immediately."""
+    """Record SIGINT and SIGTERM. Yield a function that returns the last signal. A second Ctrl-C stops immediately."""
     received = 0
 
     def record(number: int, frame: FrameType | None) -> None:

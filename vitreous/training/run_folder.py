@@ -57,7 +57,7 @@ class LockWarning(UserWarning):
 
 
 def check_free(folder: Path) -> None:
-    """Raise if a folder contains a run, or a file that a new run would overwrite."""
+    """Raise ValueError if a folder contains a run, or a file that a new run would overwrite."""
     if (folder / CONFIG).exists():
         raise ValueError(f"{folder} already contains a run; choose another --out, or resume the run with --resume")
     if folder.exists() and not folder.is_dir():
@@ -250,7 +250,7 @@ class DataRecord:
         return record
 
     def labels(self) -> dict[str, str]:
-        """Return the label of every sample by name."""
+        """Return a mapping from the names of all samples to their labels."""
         splits = self.splits.values()
         pairs = [zip(split.names, split.labels or [""] * len(split.names), strict=False) for split in splits]
         return {name: label for pair in pairs for name, label in pair}
@@ -260,7 +260,7 @@ class DataRecord:
 
 
 def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow_change: bool) -> DataSet:
-    """Return the data of a resumed run with its original split, or raise if the data changed.
+    """Return the data of a resumed run with its original split. Raise ValueError if the data changed.
 
     With `allow_change`, samples may be added or removed. Changed classes, changed labels and samples that moved from
     train to val or test are always rejected.
@@ -319,7 +319,7 @@ def _changes(before: DataRecord, now: DataRecord) -> str:
 
 
 def _unacceptable(before: DataRecord, now: DataRecord) -> str:
-    """Return the reason to reject a change, or an empty string if it is acceptable."""
+    """Return the reason to reject a change of the data, or an empty string if the change is acceptable."""
     trained = before.names("train") - before.names("val", "test")
     held_out, vanished = now.names("val", "test"), {_without_split(name) for name in trained - now.names()}
     leaked = {name for name in held_out - before.names() if _without_split(name) in vanished} | (trained & held_out)
@@ -349,5 +349,5 @@ def _some(names: Iterable[str], verb: str) -> str:
 
 def _texts(values: Any) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise TypeError("expected a list of strings")
+        raise TypeError(f"expected a list of strings, got {values!r:.80}")
     return values

@@ -84,7 +84,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
 
 
 def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
-    """Evaluate the best checkpoint. If checkpoints omit a part such as MAE's decoder, evaluate the final module."""
+    """Evaluate the best checkpoint. If it lacks a part, such as MAE's decoder, evaluate the final module instead."""
     if not job.task.complete_checkpoint:
         return job.evaluate(source)
     world = job.world
@@ -95,7 +95,10 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
 
 
 def _calibrate_best(job: Job, folder: Path) -> Results | None:
-    """Calibrate the best checkpoint on the validation split. Return the results, or None if images were skipped."""
+    """Calibrate the best checkpoint on validation images. Return the results if all validation images were used.
+
+    Return None if only some of the images were used, or if the model cannot be calibrated.
+    """
     if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
         return None
     images = job.task.calibration_images(job.data.val)

@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to start."""
+    """A run that is ready to start, with its config, data, task, training state and loaders."""
 
     config: TrainConfig
     data: DataSet
@@ -102,7 +102,7 @@ class Job:
         return self.evaluators[id(source)]
 
     def evaluate(self, source: Source, display: ProgressDisplay | None = None) -> Results:
-        """Evaluate the current weights, or their moving average. Each process returns the results for all images."""
+        """Evaluate the weights, or their moving average if there is one. Each process returns the merged results."""
         loader = self.evaluator(source)
         batches = loader if display is None else display.evaluating(loader, len(loader))
         with self.state.ema.applied() if self.state.ema is not None else nullcontext():
@@ -111,7 +111,7 @@ class Job:
 
 
 def task_class_of(config: TrainConfig, custom: type[Task] | None = None) -> type[Task]:
-    """Return the task class of a run: LdaHead for `train_only="lda"`, otherwise `custom` or that of `config.task`."""
+    """Return LdaHead for `train_only="lda"`, otherwise `custom` if given, otherwise the class of `config.task`."""
     task_class = custom or TASKS[config.task]
     if config.train_only != "lda":
         return task_class
@@ -190,7 +190,7 @@ def set_up(
 def compile_step(job: Job, called_once: bool) -> Job:
     """Compile the training step if the config requires it. By default, compile if that makes a run on a GPU shorter.
 
-    Custom tasks may call the module more than once per step, which CUDA graphs do not support.
+    `called_once` is True if a step calls the module only once, which CUDA graphs require.
     """
     config, world, stepper, blocks = job.config, job.world, job.stepper, job.state.model.backbone.blocks
     automatic = config.compile is None and world.device.type == "cuda" and job.task.long_steps
@@ -222,8 +222,10 @@ def freeze(model: Model, config: TrainConfig) -> None:
     backbone = model.backbone
     backbone.requires_grad_(False)
     if config.train_only == "lora":
-        if not backbone.blocks or config.parallel == "fsdp":
-            raise BadValue("--train-only lora needs a ViT and cannot be used with --parallel fsdp")
+        if not backbone.blocks:
+            raise BadValue(f"--train-only lora requires a ViT, got {type(backbone).__name__}")
+        if config.parallel == "fsdp":
+            raise BadValue("--train-only lora cannot be combined with --parallel fsdp")
         add_lora(backbone, config.lora_rank)
     for head in backbone.heads:
         head.requires_grad_(True)
@@ -289,7 +291,7 @@ def train_loader(
 def eval_loader(
     source: Source, model: ModelConfig, place: BatchSlice, device: torch.device, workers: int, masks: bool
 ) -> EvalLoader:
-    """Return the evaluation batches of a split. They are kept on the device or in main memory if they fit."""
+    """Return a loader for evaluation batches of a split. It keeps the batches in device or main memory if they fit."""
     reader = Reader(source, model.image_size, model.channels, model.preprocessing, masks=masks)
     needed = kept_bytes(reader) / place.world_size
     fits = (where for where in (device, torch.device("cpu")) if needed <= KEPT_FRACTION / 2 * free_memory(where.type))

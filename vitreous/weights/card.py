@@ -33,7 +33,7 @@ def model_card(
 ) -> str:
     """Return the card as Markdown. `provenance` may contain `license`, `metrics` (numbers by name) and other entries.
 
-    `source` is the argument of `vitreous.load` in the examples; `library` is the library that loads the files.
+    `source` is the argument of `vitreous.load` in the examples. `library` is the library that loads the files.
     """
     rest = {key: value for key, value in provenance.items() if key not in ("license", "metrics")}
     sections = [
@@ -62,7 +62,7 @@ def front_matter(config: ModelConfig, provenance: Mapping[str, Any], library: st
 
 
 def title(config: ModelConfig) -> str:
-    """Return the name of the preset with the same architecture (e.g. ViT-B/16), or a summary of the architecture."""
+    """Return the preset name for the architecture (e.g. ViT-B/16), or a summary if no preset has this architecture."""
 
     def shape(config: ModelConfig) -> dict[str, Any]:
         return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in NOT_NAMED}

@@ -4,9 +4,9 @@ All entries are timm's copies of the published weights (`model.safetensors` and 
 The Hub publishes the SHA-256 of each file, and every download is checked against it. This module does not import torch.
 
 Names: family, size and patch (`augreg-b16`), then `-reg` (registers), `-distilled`, `-384` (image size), `-in21k`
-(pre-trained on ImageNet-21k, not fine-tuned) or `-in21k-ft` (then fine-tuned on ImageNet-1k). Without any of these,
-DeiT-III was trained on ImageNet-1k alone; AugReg, ViT and BiT were pre-trained on ImageNet-21k and fine-tuned on
-ImageNet-1k.
+(pre-trained on ImageNet-21k, not fine-tuned) or `-in21k-ft` (pre-trained on ImageNet-21k, then fine-tuned on
+ImageNet-1k). Without `-in21k` and `-in21k-ft`, DeiT-III was trained on ImageNet-1k alone, whereas AugReg, ViT and BiT
+were pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k.
 """
 
 import re
@@ -152,7 +152,7 @@ for _name, _entry in CATALOG.items():
 
 
 def name_hint(name: str) -> str:
-    """Suggest a catalog name for a misspelt name or for a model name of timm or torch.hub; "" if nothing matches.
+    """Suggest a catalog name for a misspelt name or for a timm or torch.hub model. Return "" if nothing matches.
 
     >>> name_hint("dinov2-small")
     " (did you mean 'dinov2-s'?)"
@@ -175,7 +175,7 @@ def name_hint(name: str) -> str:
 
 
 def hub_hint(name: str) -> str:
-    """Return a hint on loading `owner/name` from the Hub, as transformers does; "" for names of another form.
+    """Return a hint on loading `owner/name` from the Hub. Return "" if the name has another form.
 
     >>> hub_hint("facebook/dinov2-small")
     "; if it is on the Hugging Face Hub, use 'hf-hub:facebook/dinov2-small'"

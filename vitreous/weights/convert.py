@@ -82,7 +82,7 @@ def convert(
 
 
 def _read_back(target: Path, to: str, config: ModelConfig) -> tuple[Model, list[str]]:
-    """Load the written checkpoint; return the model and the config fields that the checkpoint does not preserve."""
+    """Load the written checkpoint. Return the model and the config fields that the checkpoint does not preserve."""
     known = {"num_heads": config.num_heads, "image_size": config.image_size}
     try:
         model, not_kept = load(target, to), []
@@ -97,7 +97,7 @@ def _read_back(target: Path, to: str, config: ModelConfig) -> tuple[Model, list[
 
 
 def _changes(fields: Mapping[str, tuple[object, object]]) -> list[str]:
-    """Return one line per field that differs; dataclasses are compared field by field.
+    """Return one line per field that differs. Dataclasses are compared field by field.
 
     >>> from vitreous.model.options import Learned1d
     >>> _changes({"position": (Learned1d(interpolation="google"), Learned1d(interpolation="timm"))})

@@ -52,7 +52,7 @@ class Snapshot:
     repository: str
 
     def record(self, provenance: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the repository, commit and license to a model's provenance; move a previous repository to `earlier`."""
+        """Add the repository, commit and license to a model's provenance. Move a previous repository to `earlier`."""
         commit = self.folder.name
         record = dict(provenance)
         if record.get("file") == commit:  # name of the cache folder
@@ -71,9 +71,7 @@ def parse(source: str | Path) -> Name:
     if not is_repository(repository):
         fail("source", text, f"{HUB_PREFIX}owner/name or {HUB_PREFIX}owner/name@revision")
     if at and (not re.fullmatch(r"\w[\w.+/-]*", revision) or ".." in revision):
-        fail(
-            "source", text, f"{HUB_PREFIX}{repository} or {HUB_PREFIX}{repository}@ followed by a branch, tag or commit"
-        )
+        fail("source", text, f"{HUB_PREFIX}{repository} or {HUB_PREFIX}{repository}@REVISION (a branch, tag or commit)")
     return Name(repository, revision or None)
 
 
@@ -172,10 +170,10 @@ def download(source: str | Path, notice: str = "") -> Snapshot:
         folder = fetch(name.repository, new, name.revision)
     except Exception as error:
         raise _refusal(error, name, page) or OSError(
-            f"{name} could not be downloaded from {page} ({_reason(error)}); try again, completed files are kept"
+            f"{name} could not be downloaded from {page} ({_reason(error)}); try again (completed files are kept)"
         ) from None
     if folder.name != commit:
-        raise OSError(f"{name} changed during the download: try again")
+        raise OSError(f"{name} changed during the download; try again")
     return Snapshot(folder, name.repository)
 
 
@@ -238,7 +236,7 @@ def check_destination(push_to: str) -> str:
     if not is_repository(repository):
         fail("push_to", push_to, "owner/name")
     if constants.HF_HUB_OFFLINE:
-        raise OSError(f"cannot push to {repository} because HF_HUB_OFFLINE is set: unset it first")
+        raise OSError(f"cannot push to {repository} because HF_HUB_OFFLINE is set; unset it first")
     return repository
 
 
@@ -290,7 +288,7 @@ def push(model: Model, path: Path, format: str, repository: str, provenance: Map
 
 
 def _refusal(error: Exception, name: Name, page: str) -> Exception | None:
-    """Return the error to raise for a Hub response that a retry would not change, or None."""
+    """Return the error to raise for a permanent Hub error, or None if a retry may succeed."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 

@@ -71,7 +71,7 @@ def find_tensors(path: Path, lazy: bool = False) -> StateDict:
 
 
 def _weights_in(folder: Path) -> Path:
-    """Return the weight file that transformers or timm writes, or the only weight file in a folder."""
+    """Return the weight file in a folder: one with a name in USUAL_NAMES, otherwise the only weight file."""
     for name in USUAL_NAMES:
         if (folder / name).is_file():
             return folder / name
@@ -98,7 +98,7 @@ class _Plan(NamedTuple):
 
 @dataclass
 class ForeignCheckpoint:
-    """A checkpoint in a format other than Vitreous. The format is detected unless `format` is given."""
+    """A checkpoint in another library's format. The format is detected unless `format` is given."""
 
     path: Path
     format: str | None
@@ -137,7 +137,7 @@ class ForeignCheckpoint:
     def _plan(
         self, format: Format, opened: StateDict, overrides: Mapping[str, Any], image_size: Any, new_head: bool
     ) -> _Plan:
-        """Infer the config. With `new_head`, an unsupported classifier is ignored."""
+        """Infer the config. If `new_head`, ignore an unsupported classifier."""
         kind = format.config_class
         hints = get_type_hints(kind)
         for field in overrides:
@@ -244,7 +244,7 @@ def is_hub(source: str | Path) -> bool:
 
 
 def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint:
-    """Open a folder, a file, a catalog name or `hf-hub:owner/name[@revision]`; the format is detected unless given."""
+    """Open a folder, file, catalog name or `hf-hub:owner/name[@revision]`. Detect the format unless it is given."""
     if format is not None:
         format = canonical_name(format)
     snapshot = download(source) if is_hub(source) else _download_pretrained(str(source))
@@ -265,7 +265,8 @@ def _download_pretrained(name: str) -> Snapshot | None:
         return download(entry.source, f"downloading {name} ({entry.source}): {terms}")
     except OSError as error:
         files = "its config.json and model.safetensors"
-        raise OSError(f"{name}: {error}; or copy {files} to a folder, and pass that folder instead of {name}") from None
+        instead = f"Alternatively, copy {files} to a folder and pass that folder instead of {name}"
+        raise OSError(f"{name}: {error}. {instead}") from None
 
 
 def load(
@@ -293,7 +294,7 @@ def load(
 
 
 def load_encoder(source: str | Path, image_size: ImageSize | None = None) -> ViT | ResNet:
-    """Load a model; if it is a segmenter, return only its encoder."""
+    """Load a model. If the model is a segmenter, return only its encoder."""
     model = load(source, image_size=image_size)
     vars(model.backbone)["provenance"] = provenance_of(model)
     return model.backbone  # type: ignore[return-value]
@@ -314,7 +315,7 @@ def save(
 ) -> None:
     """Save a model as a Vitreous checkpoint folder or in another format.
 
-    Raises `UnsupportedByFormat` if the format cannot represent the model. `lossy` accepts numeric differences, such as
+    Raise `UnsupportedByFormat` if the format cannot represent the model. `lossy` accepts numeric differences, such as
     a different GELU, provided that all weights are kept. `push_to` also uploads the files and a model card to a Hugging
     Face Hub repository ("owner/name"); by default, nothing is uploaded.
     """

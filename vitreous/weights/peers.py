@@ -23,7 +23,7 @@ Output = Callable[[Tensor], Tensor]  # images to logits, or to features for a mo
 
 
 class PeerCheck(NamedTuple):
-    """Difference between the outputs of Vitreous and of another library, or why the library could not be run."""
+    """Difference between the outputs of Vitreous and another library, or the reason why that library did not run."""
 
     library: str
     outputs: Difference | None
@@ -34,7 +34,7 @@ class PeerCheck(NamedTuple):
 def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "b c h w"]) -> PeerCheck | None:
     """Load a written checkpoint with the library of its format and compare the outputs.
 
-    Returns None if there is no Python package for the format.
+    Return None if there is no Python package for the format.
     """
     if format not in PEERS:
         return None
@@ -54,7 +54,7 @@ def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "
 
 
 def timm_model(config: ViTConfig) -> nn.Module:
-    """Build the model in timm, with random weights and the exact GELU, as a weight file without a config implies."""
+    """Build the timm model that belongs to a weight file without a config, with random weights and the exact GELU."""
     import timm
 
     about = timm_config(config)

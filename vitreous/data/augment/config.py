@@ -12,7 +12,7 @@ SCALE = "a pair of numbers (low, high) with 0 < low <= high <= 1"
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentation of training images, listed in the order of application. The default is a random crop and flip."""
+    """Augmentation of training images. Fields are in order of application. The default is a random crop and flip."""
 
     crop: Literal["resized", "padded", "none"] = "resized"
     """"resized": random crop with random scale and aspect ratio. "padded" (for small images): reflection-pad each side

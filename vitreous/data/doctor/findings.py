@@ -14,7 +14,7 @@ SHOWN = 10  # maximum number of items printed per list
 
 @dataclass(frozen=True)
 class Sample:
-    """Split, label and name of an image; the label is empty for unlabelled data."""
+    """Split, label and name of an image. The label is empty for unlabelled data."""
 
     split: str
     label: str
@@ -32,7 +32,7 @@ class LabelError(Sample):
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """Images that show the same photo with a different size, compression or crop, or mirrored."""
+    """Images of the same photo that differ in size, compression, crop or mirroring."""
 
     samples: list[Sample]
     correlation: float  # correlation of the most similar pair, at most 1

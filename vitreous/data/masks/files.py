@@ -52,7 +52,7 @@ R = TypeVar("R")
 
 
 def read_classes(path: Path) -> dict[int, str]:
-    """Read class names by id, ignoring empty lines and lines that start with #."""
+    """Read the class names by id from a class list, ignoring empty lines and lines that start with #."""
     try:
         text = read_regular_text(path, encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -74,7 +74,7 @@ def _by_id(path: Path, lines: list[tuple[int, str]], matches: Sequence[re.Match[
     names: dict[int, str] = {}
     for (number, line), match in zip(lines, matches, strict=True):
         if match is None:
-            raise ValueError(f"{path}, line {number}: expected 'ID NAME' as in other lines, got {line!r}")
+            raise ValueError(f"{path}, line {number}: expected 'ID NAME' as on the other lines, got {line!r}")
         index, name = int(match[1]), match[2]
         if index >= MOST_IDS:
             raise ValueError(f"{path}, line {number}: ids must be from 0 to {MOST_IDS - 1}, got {index}")
@@ -104,7 +104,7 @@ def _check_once(path: Path, names: list[str]) -> None:
 
 
 def found_classes(ids: Collection[int]) -> dict[int, str]:
-    """Use the ids as class names, for data without a class list."""
+    """Return class names for data without a class list: the ids themselves."""
     return {index: str(index) for index in sorted(ids) if index != IGNORED}
 
 
@@ -164,7 +164,7 @@ def read_header(data: bytes) -> MaskHeader:
 
 
 def read_ids(data: bytes) -> np.ndarray:
-    """Decode a mask to ids, uint8 or uint16 [h, w]; raises UnreadableImage."""
+    """Decode a mask to ids, uint8 or uint16 [h, w]. Raise UnreadableImage if that fails."""
     header = read_header(data)
     with decode_errors():
         ids = np.asarray(open_image(data))
@@ -192,7 +192,7 @@ def ids_in(ids: np.ndarray) -> list[int]:
 
 
 def colours_in(data: bytes, most: int = 4) -> list[Colour]:
-    """List the most frequent RGB colours of an image."""
+    """List up to `most` RGB colours of an image, the most frequent first."""
     with decode_errors():
         image = open_image(data).convert("RGB")
         counts = image.getcolors(image.width * image.height) or []
@@ -215,7 +215,7 @@ class MaskCheck:
 
 
 def check_masks(root: Path, pairs: Sequence[Pair]) -> list[MaskCheck]:
-    """Check every mask and the size of its image, in order."""
+    """Check every mask and the size of its image. The results are in the order of `pairs`."""
     return list(map_in_threads(lambda pair: _check(root, pair), pairs, "reading masks"))
 
 
@@ -243,7 +243,7 @@ def _check(root: Path, pair: Pair) -> MaskCheck:
 
 
 def _image_size(path: Path, expected: Size) -> Size:
-    """Read the image size. The first bytes suffice if they confirm the expected size; otherwise read the whole file."""
+    """Read the size of an image. If the first bytes of the file do not confirm `expected`, read the whole file."""
     with open_regular(path) as file:
         start = file.read(_START)
         if len(start) == _START:
@@ -257,7 +257,7 @@ def _image_size(path: Path, expected: Size) -> Size:
 
 
 def mask_problems(pairs: Sequence[Pair], checks: Sequence[MaskCheck], names: Mapping[int, str] | None) -> list[str]:
-    """Describe each kind of problem in one line; `names` are the class names by id, if there is a class list."""
+    """Describe each kind of problem in one line. `names`: Class names by id, or None if there is no class list."""
     checked = list(zip(pairs, checks, strict=True))
     unreadable = [(mask, check.mask_error) for (_, mask), check in checked if check.mask_error]
     images = [(image, check.image_error) for (image, _), check in checked if check.image_error]

@@ -46,7 +46,7 @@ class Source(ABC):
 
     @abstractmethod
     def image(self, index: int) -> StoredImage:
-        """Return the image as stored; the loader's workers decode it."""
+        """Return the image as stored. The loader's workers decode it."""
 
     @abstractmethod
     def name(self, index: int) -> str:
@@ -68,7 +68,7 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class DataSet:
-    """Splits of a data set, with the same classes in the same order."""
+    """Train, val and test splits of a data set. All splits have the same classes in the same order."""
 
     name: str
     train: Source
@@ -172,7 +172,7 @@ def extension(name: str) -> str:
 
 
 def is_image_file(name: str) -> bool:
-    """True if a file name has a readable image extension and is not hidden."""
+    """Return True if a file name has a readable image extension and is not hidden."""
     return not name.startswith(".") and extension(name) in readable_extensions()
 
 
@@ -254,13 +254,13 @@ def pick(source: Source, indices: np.ndarray) -> Subset:
 
 
 def split_name(word: str) -> str | None:
-    """Return the split for a name such as "Training" or "val2017", or None."""
+    """Return the split for a name such as "Training" or "val2017", or None for other names."""
     word = re.sub(r"[-_]?\d+$", "", word.strip().lower())
     return word if word in SPLITS else ALIASES.get(word)
 
 
 def split_folders(folders: Sequence[str], where: object) -> dict[str, str]:
-    """Map folder names to splits, ignoring other folders; raises ValueError if two folders map to the same split."""
+    """Map folder names to splits, ignoring other folders. Raise ValueError if two folders map to the same split."""
     splits = {folder: split for folder in folders if (split := split_name(folder))}
     if doubled := [folder for folder, split in splits.items() if list(splits.values()).count(split) > 1]:
         raise ValueError(f"{where} has several folders for the same split: {listed(doubled)}; keep one")
@@ -343,7 +343,7 @@ def order_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def cell_text(value: object) -> str:
-    """Convert a cell to text: empty for a missing value, and without '.0' for an integer stored as float."""
+    """Convert a table cell to text. A missing value becomes "". An integer stored as a float loses its '.0'."""
     if isinstance(value, list | tuple | dict | np.ndarray):
         raise ValueError(
             f"each cell must contain a single path or label, got {str(value)[:60]}; use --task multilabel for "
@@ -357,7 +357,7 @@ def cell_text(value: object) -> str:
 
 
 def class_labels(values: Iterable[object], names: tuple[str, ...] | None) -> list[str]:
-    """Convert labels to text. Numbers are indices into `names`, if given; negative numbers (hidden labels) give ""."""
+    """Convert labels to text. If `names` is given, labels are indices into it, and negative indices become ""."""
     seen: dict[str, str] = {}
     labels = []
     for value in values:

@@ -37,7 +37,7 @@ def cache_folder(*below: str) -> Path:
 
 
 def fetch(url: str, target: Path, checksum: str | None = None, max_bytes: int = MAX_BYTES) -> Path:
-    """Download `url` to `target` unless it exists, resuming after broken connections.
+    """Download `url` to `target` unless `target` exists. Resume after broken connections.
 
     `checksum` is an MD5 (32 digits) or SHA-256 (64 digits) hash.
     """
@@ -74,7 +74,7 @@ class _Download:
         self.restarts = 0
 
     def resume(self, advance: Callable[[int, int | None], None]) -> bool:
-        """Download the remaining bytes; return False if another attempt is needed."""
+        """Download the remaining bytes. Return False if another attempt is needed."""
         have = self.part.stat().st_size if self.part.exists() else 0
         reader: BackgroundReader[Any] = BackgroundReader(lambda: self._receive(have))
         with contextlib.closing(reader):
@@ -112,7 +112,7 @@ class _Download:
         return not broken and total in (None, size)
 
     def _total(self, start: int, headers: Message) -> int | None:
-        """Return the total size if the server sends it, and save the ETag."""
+        """Return the total size in bytes, or None if the server does not send it. Also save the ETag."""
         mark = headers.get("ETag") or headers.get("Last-Modified") or "W/"
         if not mark.startswith("W/"):  # a weak ETag does not guarantee identical bytes
             self.tag.write_text(mark)
@@ -127,7 +127,7 @@ class _Download:
         return total
 
     def _receive(self, have: int) -> Generator[http.client.HTTPResponse | bytes | None, None, None]:
-        """Request the bytes from offset `have`; yield the response (None if no bytes are left), then its chunks."""
+        """Request the bytes from offset `have`. Yield the response (None if no bytes are left), then its chunks."""
         headers = {"User-Agent": "vitreous"}
         if have:
             headers["Range"] = f"bytes={have}-"
@@ -165,7 +165,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar on a terminal, or else print one line. Yields a callback `advance(done, total)`, in bytes."""
+    """Yield a callback `advance(done, total)`, in bytes. Show a progress bar on a terminal, otherwise one line."""
     console = SafeConsole(stderr=True)
     if not console.is_terminal:
         print(printable(title), file=sys.stderr)
@@ -180,7 +180,7 @@ def progress(title: str) -> Iterator[Callable[[int, int | None], None]]:
 
 @contextlib.contextmanager
 def file_lock(target: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file while creating it; other processes wait."""
+    """Hold an exclusive lock while `target` is created. Other processes wait for the lock."""
     try:
         import fcntl
     except ImportError:  # not available on Windows, where the work may be done twice

@@ -16,7 +16,7 @@ CONVERTED = "refs/convert/parquet"
 
 
 def open_hub(spec: str, targets: TargetKind | None = None) -> FoundData:
-    """Open a data set given as `hf:...`. `targets` are read instead of labels."""
+    """Open a data set on the Hugging Face Hub, given as `hf:...`. `targets` are read instead of labels."""
     match = re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@([\w./-]+))?", spec)
     if match is None:
         raise ValueError(f"expected hf:owner/name, hf:owner/name:config or hf:owner/name@revision, got {spec!r}")
@@ -34,9 +34,9 @@ def open_hub(spec: str, targets: TargetKind | None = None) -> FoundData:
 
 
 def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, Any], Path | None]:
-    """List the Parquet files of a revision by name; empty if the revision does not exist.
+    """Return the Parquet files of a revision by name, or an empty dictionary if the revision does not exist.
 
-    Without a network, list the files in the cache, and also return the cache folder.
+    Without a network, return the files in the cache, together with the cache folder.
     """
     import huggingface_hub
     from huggingface_hub import constants

@@ -45,7 +45,7 @@ class Member(NamedTuple):
 
 
 def open_shards(spec: str, root: Path | None = None) -> FoundData:
-    """Open shards. `spec` is `x-{000..009}.tar`, `{train,val}.tar`, `*.tar`, a folder, or several joined by `::`."""
+    """Open shards. `spec` is `x-{000..009}.tar`, `{train,val}.tar`, `*.tar`, a folder, or these joined by `::`."""
     patterns = [expanded for pattern in spec.split("::") for expanded in expand(pattern)]
     addresses = [address for pattern in patterns for address in _matches(pattern, root or Path())]
     shards = [_local(address) for address in addresses]
@@ -73,7 +73,7 @@ def open_shards(spec: str, root: Path | None = None) -> FoundData:
 
 
 def expand(pattern: str) -> list[str]:
-    """Expand braces like a shell."""
+    """Expand braces such as `{000..009}` or `{train,val}` like a shell."""
     choices = []
     for place, piece in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
         if place % 2 == 0:

@@ -88,7 +88,7 @@ def _from_paths(table: Path, cells: Sequence[object], rows: Rows | TargetRows, r
 def _find_columns(
     table: Path, columns: Collection[str], image_columns: Sequence[str], label_columns: Sequence[str]
 ) -> tuple[str, str]:
-    """Find the image and label columns by common names, or as the only candidate of a suitable type."""
+    """Return the names of the image and label columns: common names, or the only column of a suitable type."""
     image, label = _find_image(table, columns, image_columns), _named(columns, LABEL)
     if label is None and len(label_columns) == 1:
         label = label_columns[0]
@@ -119,7 +119,7 @@ def _named(columns: Collection[str], names: Sequence[str]) -> str | None:
 
 
 def _row_splits(table: Path, columns: Columns) -> list[str]:
-    """Split of each row from the split column, or UNSPLIT if there is no such column."""
+    """Return the split of each row from the split column, or UNSPLIT if there is no such column."""
     column = _named(columns, SPLIT)
     if column is None:
         return [UNSPLIT] * len(next(iter(columns.values()), ()))
@@ -174,7 +174,7 @@ def _read_jsonl(path: Path) -> Columns:
 def open_parquet(
     name: str, files: Mapping[str, Sequence[Path]], root: Path | None = None, targets: TargetKind | None = None
 ) -> FoundData:
-    """Open the Parquet files of each split; files in split "all" may have a split column."""
+    """Open the Parquet files of each split. Files in the split "all" may have a split column."""
     paths = [path for inside in files.values() for path in inside]
     schema = _parquet(paths[0]).schema_arrow
     names = _class_names(schema)
@@ -198,7 +198,8 @@ def open_parquet(
     if image not in images:
         if len(paths) > 1:
             raise ValueError(
-                f"{name}: column {image!r} has paths instead of images, which is supported only for a single file"
+                f"{name}: column {image!r} contains paths, but must contain images; "
+                "paths are supported only if the data set is a single file"
             )
         return _from_paths(paths[0], _read_columns(paths, [image])[image], rows, root)
 
@@ -255,7 +256,7 @@ def _read_columns(paths: Sequence[Path], columns: list[str]) -> dict[str, list[o
 
 
 def _has_images(kind: Any) -> bool:
-    """True if a column of this type can contain images: {bytes, path} structs or plain bytes."""
+    """Return True if a column of this type can contain images: {bytes, path} structs or plain bytes."""
     types = importlib.import_module("pyarrow.types")
     if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0
@@ -263,7 +264,7 @@ def _has_images(kind: Any) -> bool:
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
-    """Class names by column, from the metadata written by Hugging Face's datasets library."""
+    """Return the class names by column, from the metadata written by Hugging Face's datasets library."""
     text = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
         features = json.loads(text).get("info", {}).get("features", {})
@@ -286,7 +287,7 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _unpack(name: str, paths: Sequence[Path], column: str) -> tuple[Path, np.ndarray]:
-    """Write all images to one file in the cache; return its path and the spans [n, 3] for a SpanSource."""
+    """Write all images to one file in the cache. Return its path and the spans [n, 3] for a SpanSource."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = hashlib.sha256(repr((stats, column)).encode()).hexdigest()[:24]
     packed = cache_folder("tables") / f"{key}.bin"

@@ -173,6 +173,6 @@ def json_response(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]
 
 
 def binary_response(description: str) -> dict[int | str, dict[str, Any]]:
-    """Describe a binary response and the possible errors of a request about a model."""
+    """Return the OpenAPI responses of a model endpoint that returns binary data, including its errors."""
     content, headers = {"application/octet-stream": BINARY}, {"X-Shape": SHAPE_HEADER}
     return {200: {"description": description, "content": content, "headers": headers}, **error_responses(*MODEL_ERRORS)}

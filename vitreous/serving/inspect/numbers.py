@@ -1,4 +1,4 @@
-"""Results that the page shows for an image: predictions, importance maps and their tests, distances, masks, the tour.
+"""Results that the page shows for an image: predictions, importance maps and their tests, distances, masks, a tour.
 
 Numbers in JSON are finite and have six significant digits. Attention and similarity are sent for all tokens at once,
 with 8 bits per value, so that the page sends no requests while the mouse moves.
@@ -61,7 +61,7 @@ def class_entry(labels: Sequence[str], index: int) -> dict[str, Any]:
 
 
 def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], count: int) -> list[dict[str, Any]]:
-    """Return the most probable classes."""
+    """Return the `count` most probable classes, with their labels and probabilities."""
     [best] = top_labels(probabilities[None], labels, count)
     values = rounded(torch.tensor([label.probability for label in best]))
     return [{**class_entry(labels, top.index), "probability": value} for top, value in zip(best, values, strict=True)]
@@ -88,7 +88,7 @@ def predictions(session: Session) -> dict[str, Any]:
 
 
 def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
-    """Return the response to an upload."""
+    """Return the response to the upload of an image: its id, size, patch grid, predictions and segments."""
     box = covered_box(session.inspected, image)
     return {
         "id": id,
@@ -121,7 +121,7 @@ def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> 
 
 
 def lens(session: Session) -> dict[str, Any]:
-    """Return the top classes after each layer."""
+    """Return the top classes that the head predicts from the tokens after each layer."""
     captured = session.classifier_pass
     probabilities = class_probabilities(captured.lens()[:, 0], captured.model.config)
     rows = [top_classes(session.inspected.labels, row, TOP_OF_A_LAYER) for row in probabilities]
@@ -288,7 +288,10 @@ def segments(session: Session) -> list[dict[str, Any]] | None:
 
 @torch.no_grad()
 def tour(captured: CapturedForward) -> dict[str, Any]:
-    """Return the steps of the tour. Shapes omit the batch dimension. `sample` contains the first values of a tensor."""
+    """Return the tensors of a forward pass, step by step, for the tour on the page.
+
+    Shapes omit the batch dimension. `sample` contains the first values of a tensor.
+    """
     model, config, image = captured.model, captured.model.config, captured.images
     pixels = patch_pixels(captured)
     projected, _ = model.patches(model.stem(image))

@@ -165,7 +165,7 @@ def decode_for(models: Sequence[InspectedModel], data: bytes) -> DecodedImage:
 
 
 def covered_box(inspected: InspectedModel, image: Size) -> Box:
-    """Return the region that the patch grid covers, in image pixels. With padding, it extends beyond the image."""
+    """Return the region that the patch grid covers, in image pixels. Padding extends the region beyond the image."""
     config = inspected.model.config
     box = model_region(image, config.image_size, config.preprocessing)
     if not config.backbone.has_attention:

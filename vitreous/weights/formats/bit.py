@@ -1,4 +1,4 @@
-"""BiT ResNets with timm's names (`resnetv2.py`), as in timm's copies of Google's weights. Cannot be written."""
+"""BiT ResNets with timm's names (`resnetv2.py`), as in timm's copies of Google's weights. This format is read-only."""
 
 import re
 from pathlib import Path
@@ -61,7 +61,7 @@ class Bit(Format):
 
 
 def _architecture(state: StateDict) -> str:
-    """Return timm's architecture name from config.json, the metadata or the path, or "" if it is not given."""
+    """Return timm's architecture name from config.json, the metadata or the path. Return "" if none names it."""
     if "architecture" in state.config:
         return str(state.config["architecture"])
     names = names_in(Path(state.model_name)) + names_in(state.path)

@@ -53,7 +53,7 @@ def format_names() -> tuple[str, ...]:
 
 
 def canonical_name(name: str) -> str:
-    """Resolve a format name or alias, or raise an error that lists the formats."""
+    """Resolve a format name or alias. If the name is unknown, the error lists all formats."""
     name = ALIASES.get(name, name)
     check_choice("format", name, format_names())
     return name
@@ -64,7 +64,7 @@ def format_named(name: str) -> Format:
 
 
 def identify(state: StateDict, name: str | None = None) -> tuple[Format, str]:
-    """Return the format of a checkpoint (detected unless `name` is given), and the prefix of the model's tensors."""
+    """Return the format of a checkpoint and the prefix of its tensors. Detect the format unless `name` is given."""
     detected, prefix = _recognise(state), ""
     if detected is None and len(state.tensors) <= MAX_SEARCHED:
         detected, prefix = _search_prefixes(state)
@@ -86,7 +86,7 @@ def _recognise(state: StateDict) -> Format | None:
 
 
 def _supported(state: StateDict, detected: Format | None) -> Format:
-    """Return the detected format, or raise an error that names the unsupported model or some of its tensors."""
+    """Return the detected format. If there is none, the error names the unsupported model or some of its tensors."""
     known = f"Supported formats: {', '.join(format_names())}"
     if model := _unsupported_model(state, detected):
         raise BadCheckpoint(f"{state.path} contains an unsupported model: {model}. {known}")
@@ -104,7 +104,7 @@ def _supported(state: StateDict, detected: Format | None) -> Format:
 
 
 def _search_prefixes(state: StateDict) -> tuple[Format | None, str]:
-    """Find a model under a prefix. Return its format and prefix, or None and "" if there is no model."""
+    """Find a model under a prefix. Return its format and prefix. If there is no model, return None and ""."""
     parts = _parts(state.tensors)
     models: dict[str, Format] = {}
     last = None
@@ -137,7 +137,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """Return the prefix of the only model, or of the only averaged model (e.g. EMA) if all models have equal shapes."""
+    """Return the prefix of the only model or, among models of equal shapes, of the only averaged one (e.g. EMA)."""
     prefixes = list(models)
     averaged = [prefix for prefix in prefixes if not set(prefix.split(".")).isdisjoint(AVERAGED_MODULES)]
     shapes = [{name: tensor.shape for name, tensor in model.items()} for model in models.values()]
@@ -198,7 +198,7 @@ UNSUPPORTED = {
 
 
 def _unsupported_model(state: StateDict, detected: Format | None) -> str:
-    """Return the name of an unsupported model from config.json or the tensors, or "" if it may be supported.
+    """Name an unsupported model, using config.json or the tensors. Return "" if the model may be supported.
 
     `model_type` is only used for tensors with transformers' names, because wrappers (such as the one for timm) write
     their own `model_type` next to tensors with another library's names.

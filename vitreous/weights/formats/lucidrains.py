@@ -158,7 +158,7 @@ def _block_rows(config: ViTConfig) -> list[Row]:
 
 
 def _has_no_output(config: ViTConfig) -> bool:
-    """Return True if there is a single head as wide as the model; vit-pytorch then has no output projection."""
+    """Return True for a single head as wide as the model, for which vit-pytorch has no output projection."""
     return config.num_heads == 1 and config.head_width == config.width
 
 
@@ -171,7 +171,7 @@ def _with_identity(theirs: list[Tensor]) -> list[Tensor]:
 
 
 def _set_patch(builder: ConfigBuilder, pixels: int) -> None:
-    """Set channels and patch size: square patches with three channels, unless overridden."""
+    """Set channels and patch size. Unless overridden, patches are square and have three channels."""
     channels = builder.overrides.get("channels", 3)
     side = math.isqrt(pixels // channels) if isinstance(channels, int) and channels > 0 else 0
     if "patch_size" not in builder.overrides and (not side or channels * side**2 != pixels):

@@ -107,7 +107,7 @@ def resize_differences(config: ViTConfig, theirs: options.Preprocessing, system:
 
 
 def margin_differences(config: ViTConfig, theirs: options.Preprocessing, system: str) -> list[str]:
-    """Return a line if the centre crop of `system` (preprocessing `theirs`) has another offset for some image size."""
+    """Return a line if the centre crop of `system` (preprocessing `theirs`) has a different offset for an image."""
     ours, size = config.preprocessing, config.image_size
     for image in _sample_sizes(size):
         resized = resized_for(image, size, ours)
@@ -138,7 +138,7 @@ def range_differences(config: ViTConfig, system: str) -> list[str]:
 def numeric_differences(config: ViTConfig, system: str, norm_eps: float, gelu: str | None = "erf") -> list[str]:
     """Return one line per difference from `system` in value range, LayerNorm eps or GELU.
 
-    Arguments that are None are not checked.
+    If `gelu` is None, GELU is not compared.
     """
     lines = range_differences(config, system)
     if config.norm_eps != norm_eps:

@@ -61,7 +61,7 @@ def count_elements(shape: tuple[object, ...]) -> int:
 
 
 def as_tensor(flat: Tensor, kind: ArrayType, shape: tuple[int, ...], fortran: bool) -> Tensor:
-    """Convert bytes to a contiguous tensor, sharing memory unless the bytes must be reordered."""
+    """Convert bytes to a contiguous tensor, which shares their memory unless bytes must be reordered."""
     if kind.big_endian:
         unit = kind.dtype.itemsize // (2 if kind.dtype.is_complex else 1)
         flat = flat.view(-1, unit).flip(1).flatten()
@@ -131,7 +131,7 @@ def _check_sizes(members: list[Member], length: int) -> None:
         raise InvalidFile(f"contains {len(members):,} arrays; the maximum is {MAX_TENSORS:,}")
     total = sum(member.size for member in members)
     if total > max(HARMLESS_BYTES, min(MAX_BYTES, MAX_RATIO * length)):
-        accepted = f"the maximum is {MAX_RATIO} times its size, up to {MAX_BYTES:,} bytes"
+        accepted = f"the maximum is {MAX_RATIO} times the file size, up to {MAX_BYTES:,} bytes"
         raise InvalidFile(f"would unpack from {length:,} bytes to {total:,} bytes; {accepted}")
     for member in members:
         if not member.name.endswith(".npy"):

@@ -166,7 +166,7 @@ def _head(config: ViTConfig) -> list[Row]:
 
 
 def _half(mean: bool) -> Conversion:
-    """Convert one half of DINOv2's classifier: for the patch mean or the class token. The other half is zeros."""
+    """Convert the half of DINOv2's classifier for the patch mean (if `mean`) or class token. The other half is 0."""
 
     def write(weight: Tensor) -> Tensor:
         width = weight.shape[1]

@@ -100,7 +100,7 @@ def read_processor(
 
 
 def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | None]:
-    """Return (length of the shorter side, None), or (None, both sides)."""
+    """Return (shorter side, None) if the aspect ratio is kept, otherwise (None, (height, width))."""
     given = fields.document["size"]
     if isinstance(given, dict) and "shortest_edge" in given:
         edge = JsonFields(fields.path, given).get(int, "shortest_edge", 0)

@@ -67,7 +67,7 @@ def is_architecture(name: str, width: int) -> bool:
 
 
 def architecture_of(state: StateDict) -> str:
-    """Return the architecture name from config.json, the metadata or the path of a checkpoint, or ""."""
+    """Return the architecture name from config.json, the metadata or the path. Return "" if none names it."""
     if isinstance(stated := state.config.get("architecture"), str):
         return stated
     width = state.shape("patch_embed.proj.weight", 4)[0]
@@ -102,7 +102,7 @@ FITS: dict[str, Literal["crop", "squash-crop", "pad"]] = {"center": "crop", "squ
 
 @dataclass(frozen=True)
 class TimmConfig:
-    """timm's config.json, or the properties implied by the architecture name if there is none."""
+    """timm's config.json. Without this file, properties follow from the architecture name."""
 
     path: Path
     architecture: str
@@ -141,7 +141,7 @@ class TimmConfig:
 
     @property
     def image_size(self) -> Size | None:
-        """Native image size: `img_size` in `model_args`, or the input size of the preprocessing."""
+        """Native image size: `img_size` in `model_args` or, if missing, the input size of the preprocessing."""
         shape = self.pretrained_cfg.get("input_size") or []
         size = self.args.get("img_size", shape[1:] if isinstance(shape, list) else shape)
         sides = [size, size] if type(size) is int else size
@@ -160,7 +160,7 @@ class TimmConfig:
 
     @property
     def prefix_entries(self) -> bool | None:
-        """True if prefix tokens have positions, False if not, None if unknown."""
+        """True if prefix tokens have position embeddings, False if they have none, None if unknown."""
         if isinstance(without := self.args.get("no_embed_class"), bool):
             return not without
         return False if NO_ENTRIES.fullmatch(self.architecture) else None
@@ -177,7 +177,7 @@ class TimmConfig:
 
     @property
     def approximation(self) -> Literal["erf", "tanh"]:
-        """GELU variant."""
+        """GELU variant, from `act_layer` or the architecture name."""
         name = self.args.get("act_layer") or ("gelu_tanh" if TANH.fullmatch(self.architecture) else "gelu")
         if name not in ACTIVATIONS:
             raise BadCheckpoint(f"{self.path}: act_layer must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
@@ -220,7 +220,7 @@ class TimmConfig:
         return self._exact_preprocessing(size, how) or _timm_interpolation(size, how)
 
     def _exact_preprocessing(self, size: Size, how: options.Preprocessing) -> options.Preprocessing | None:
-        """Return the exact preprocessing if Vitreous wrote the config and crop_pct has not changed since, or None."""
+        """Return the preprocessing that Vitreous recorded, or None if there is no record or crop_pct was changed."""
         own, fraction = self.document.get("geometry"), self.document.get("crop_fraction")
         if own not in get_args(options.Geometry) or not isinstance(fraction, int | float) or not 0.01 <= fraction <= 1:
             return None
@@ -238,7 +238,10 @@ class TimmConfig:
 
 
 def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return one number if all are equal, one per channel, or the mean (as in timm) if the count does not match."""
+    """Return one number if all `numbers` are equal, otherwise one per channel.
+
+    If their number is not `channels`, return their mean, as timm does.
+    """
     if len(set(numbers)) == 1:
         return numbers[:1]
     return numbers if len(numbers) == channels else (sum(numbers) / max(len(numbers), 1),)
@@ -316,7 +319,7 @@ def timm_preprocessing(config: ViTConfig) -> options.Preprocessing:
 
 
 def _crop_pct(size: Size, how: options.Preprocessing) -> float:
-    """Return a crop_pct with which timm, although it rounds down, resizes to the same size."""
+    """Return a crop_pct with which timm, which rounds down, resizes to the same size as Vitreous."""
     if how.fit == "squash":
         return 1.0
     target = scaled(size, how)

@@ -25,7 +25,7 @@ BYTES_OPCODES = pickle.BINBYTES + pickle.BINBYTES8  # their data is not copied
 
 
 def interpret(data: memoryview, maker: TensorMaker, at: int = 0) -> tuple[object, int]:
-    """Interpret the pickle that starts at byte `at`; return its value and its end offset."""
+    """Interpret the pickle that starts at byte `at`. Return its value and its end offset."""
     reader = _Reader(data, at)
     machine = _Machine(reader, maker)
     try:
@@ -41,7 +41,7 @@ def interpret(data: memoryview, maker: TensorMaker, at: int = 0) -> tuple[object
 
 
 class _Reader:
-    """Minimal binary file over memory, for `pickletools.genops`."""
+    """Minimal file object that reads from memory, for `pickletools.genops`."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self.data, self.at, self.opcode_at = data, at, at
