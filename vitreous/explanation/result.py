@@ -115,7 +115,7 @@ def class_index(config: ViTConfig, name: str | int | None, field: str = "class")
     if len(name) <= 9 and name.isdecimal() and int(name) < count:  # int() rejects very long numbers
         return int(name)
     known = f"one of the model's labels{suggestion(name, labels)} or " if labels else ""
-    raise BadValue(f"{field} must be {known}an integer from 0 to {count - 1}, got {name!r}")
+    raise BadValue(f"{field} must be {known}an integer from 0 to {count - 1}, got {name[:40]!r}")
 
 
 def available_methods(
