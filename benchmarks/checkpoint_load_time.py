@@ -26,11 +26,10 @@ import torch
 import tyro
 from torch import nn
 
-from benchmarks.peers import transformers_model
+from benchmarks.peers import repair_torchvision, transformers_model
 from benchmarks.publish_table import publish
 from vitreous.model.config import ViTConfig
 from vitreous.model.presets import preset
-from vitreous.weights.peers import repair_torchvision
 
 Load = Callable[[Path], nn.Module]
 System = Literal["vitreous", "transformers"]

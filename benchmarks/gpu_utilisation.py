@@ -21,7 +21,7 @@ import tyro
 from benchmarks.jpeg_decoding import Options as Pictures
 from benchmarks.jpeg_decoding import draw_pictures
 from benchmarks.publish_table import publish
-from vitreous.common.world import world
+from vitreous.common.distributed import world
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
 from vitreous.training import Augment, Optim, TrainConfig

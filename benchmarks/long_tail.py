@@ -19,7 +19,7 @@ import torch
 import tyro
 
 from benchmarks.publish_table import publish
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import DataSet, Source, Subset, pick
@@ -30,7 +30,7 @@ from vitreous.tasks.config import TrainConfig, with_fields
 from vitreous.training.cached_head import FeatureLoader
 from vitreous.training.defaults import choose
 from vitreous.training.frozen_features import FrozenFeatures
-from vitreous.training.optim import rate_fraction
+from vitreous.training.optimizer_step import rate_fraction
 from vitreous.training.setup import Job, set_up
 
 CPU = World(0, 1, torch.device("cpu"))

@@ -19,8 +19,8 @@ import torch
 import tyro
 
 from benchmarks.publish_table import publish
+from vitreous.common.distributed import World, world
 from vitreous.common.text import plural
-from vitreous.common.world import World, world
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.training import Augment, Masking, Optim, TrainConfig

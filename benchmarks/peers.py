@@ -1,12 +1,36 @@
 """Models of transformers and timm with the architecture of a ViTConfig."""
 
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 
+import torch
 from torch import nn
 
 from vitreous.model.config import ViTConfig
+from vitreous.weights import peers
 from vitreous.weights.formats.huggingface.config import transformers_config
-from vitreous.weights.peers import repair_torchvision, timm_model
+
+
+def repair_torchvision() -> None:
+    """Make torchvision, which other libraries import, importable even if it was built for another torch version.
+
+    Such a torchvision fails to import because its operators are missing. ViTs do not use them, so the two that are
+    looked up at import are declared without an implementation.
+    """
+    with warnings.catch_warnings(), suppress(ModuleNotFoundError):
+        warnings.simplefilter("ignore")
+        try:
+            import torchvision
+        except RuntimeError:
+            for operator in ("nms", "qnms"):
+                torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou) -> Tensor")
+            import torchvision  # noqa: F401
+
+
+def timm_model(config: ViTConfig) -> nn.Module:
+    repair_torchvision()
+    return peers.timm_model(config)
 
 
 def transformers_model(config: ViTConfig) -> nn.Module:

@@ -27,7 +27,7 @@ from vitreous.data import open_data
 from vitreous.evaluation.features import FeatureSet, cached_features
 from vitreous.evaluation.linear import Ridge, Sgd, train_sgd
 from vitreous.inference import Predictor
-from vitreous.inference.calibration import calibrate_scores
+from vitreous.inference.fit_calibration import calibrate_scores
 from vitreous.model.calibration import UNKNOWN, Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.tasks import Evaluation

@@ -23,8 +23,8 @@ import tyro
 from benchmarks.jpeg_decoding import Options as Pictures
 from benchmarks.jpeg_decoding import draw_pictures
 from benchmarks.publish_table import publish
+from vitreous.common.distributed import world
 from vitreous.common.text import plural
-from vitreous.common.world import world
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.training import TrainConfig

@@ -1,7 +1,7 @@
 """Vitreous: a Vision Transformer you can see through.
 
-The functions (`create`, `load`, `train`, ...), the types of their arguments and results, and the models. Names are
-imported on first use to keep `import vitreous` and `vitreous --help` fast.
+This package exports the functions (`create`, `load`, `train`, ...), the types of their arguments and results, and the
+models. Names are imported on first use, which keeps `import vitreous` and `vitreous --help` fast.
 """
 
 from typing import TYPE_CHECKING
@@ -17,18 +17,24 @@ if TYPE_CHECKING:
     from vitreous.evaluation.check_data import check_data as check_data
     from vitreous.evaluation.evaluate_model import ClassificationMetrics as ClassificationMetrics
     from vitreous.evaluation.evaluate_model import Metrics as Metrics
+    from vitreous.evaluation.evaluate_model import MultiLabelMetrics as MultiLabelMetrics
+    from vitreous.evaluation.evaluate_model import RegressionMetrics as RegressionMetrics
     from vitreous.evaluation.evaluate_model import SegmentationMetrics as SegmentationMetrics
     from vitreous.evaluation.evaluate_model import evaluate as evaluate
     from vitreous.evaluation.probe import ProbeMetrics as ProbeMetrics
-    from vitreous.explanation.explain import explain as explain
+    from vitreous.explanation.explain_image import explain as explain
     from vitreous.explanation.result import Explanation as Explanation
     from vitreous.inference.engine import Embedding as Embedding
+    from vitreous.inference.engine import MultiLabelPrediction as MultiLabelPrediction
+    from vitreous.inference.engine import NumberPrediction as NumberPrediction
     from vitreous.inference.engine import Prediction as Prediction
     from vitreous.inference.predict_images import Embeddings as Embeddings
     from vitreous.inference.predict_images import Results as Results
     from vitreous.inference.predict_images import embed as embed
     from vitreous.inference.predict_images import predict as predict
+    from vitreous.inference.predictor import MultiLabelPredictor as MultiLabelPredictor
     from vitreous.inference.predictor import Predictor as Predictor
+    from vitreous.inference.predictor import RegressPredictor as RegressPredictor
     from vitreous.inference.predictor import Segmentation as Segmentation
     from vitreous.inference.predictor import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
@@ -67,17 +73,23 @@ _HOMES = {
     "Embedding": "vitreous.inference.engine",
     "Embeddings": "vitreous.inference.predict_images",
     "evaluate": "vitreous.evaluation.evaluate_model",
-    "explain": "vitreous.explanation.explain",
+    "explain": "vitreous.explanation.explain_image",
     "Explanation": "vitreous.explanation.result",
     "extend": "vitreous.training.extend",
     "Extension": "vitreous.training.extend",
     "Features": "vitreous.model.tokens",
     "load": "vitreous.weights.load",
     "Metrics": "vitreous.evaluation.evaluate_model",
+    "MultiLabelMetrics": "vitreous.evaluation.evaluate_model",
+    "MultiLabelPrediction": "vitreous.inference.engine",
+    "MultiLabelPredictor": "vitreous.inference.predictor",
+    "NumberPrediction": "vitreous.inference.engine",
     "predict": "vitreous.inference.predict_images",
     "Prediction": "vitreous.inference.engine",
     "Predictor": "vitreous.inference.predictor",
     "ProbeMetrics": "vitreous.evaluation.probe",
+    "RegressionMetrics": "vitreous.evaluation.evaluate_model",
+    "RegressPredictor": "vitreous.inference.predictor",
     "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",
     "Results": "vitreous.inference.predict_images",

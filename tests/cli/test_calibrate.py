@@ -60,3 +60,11 @@ def test_other_classes_are_an_error(command: CommandLine, model: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "ant, bee, cat" in done.stderr
     assert (model / "config.json").read_bytes() == before
+
+
+def test_only_classifiers_are_calibrated(command: CommandLine, tmp_path: Path) -> None:
+    vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=0, image_size=8, overrides=TINY), tmp_path / "encoder")
+    done = command("calibrate", tmp_path / "encoder", *DIGITS)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "classifier" in done.stderr

@@ -39,6 +39,7 @@ def test_flags_are_the_arguments_of_the_function(
         (["x", "--data", "digits", "--probe", "linear", "--shots", "5"], 2, "effect with --probe fewshot"),
         (["x", "--data", "digits", "--probe", "fewshot", "--neighbours", "5"], 2, "effect with --probe knn"),
         (["x", "--data", "digits", "--probe", "knn", "--ignore", "sky"], 2, "omitted with --probe"),
+        (["x", "--data", "digits", "--probe", "knn", "--target", "sky"], 2, "omitted with --probe"),
     ],
 )
 def test_invalid_arguments_exit_with_a_reason(

@@ -11,8 +11,8 @@ from PIL import Image
 from command_line import CommandLine
 from single_patch_models import of_kind, planted
 from vitreous.explanation import METHODS
-from vitreous.explanation import explain as module
-from vitreous.explanation.explain import check_output
+from vitreous.explanation import explain_image as module
+from vitreous.explanation.explain_image import check_output
 from vitreous.model.build import build, build_vit
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.weights.load import save
@@ -120,7 +120,7 @@ def test_without_a_head(
         (["--layers", "2"], 2, "from 0 to 1"),
         (["--heads", "4"], 2, "from 0 to 3"),
         (["--class", "cats"], 2, "one of the model's labels (did you mean 'cat'?)"),
-        (["--class", "5"], 2, "or a number from 0 to 4"),
+        (["--class", "5"], 2, "from 0 to 4"),
         (["--query", "3", "0"], 2, "rows 0 to 2"),
         (["--query", "3"], 2, "the row and column of a patch"),
         (["--methods", "atention"], 2, "attention"),
@@ -149,7 +149,7 @@ def test_unreadable_files_are_errors(command: CommandLine, checkpoint: Path, tmp
     for arguments, status, message in (
         ([tmp_path / "text.png"], 1, "text.png: not an image"),
         ([tmp_path / "cat.png"], 1, "cat.png' does not exist"),
-        ([tmp_path], 1, "is a folder; explain takes a single image"),
+        ([tmp_path], 1, "is a folder"),
         (["none", "--methods", "pca"], 2, "method 'pca' is not available: no image was given"),
     ):
         done = command("explain", checkpoint, *arguments, "--out", tmp_path / "out")

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from vitreous.inference import Predictor
 from vitreous.inference.engine import Prediction
 from vitreous.inference.predict_images import MasksSkipped
 from vitreous.inference.predictor import Segmentation
+from vitreous.model.options import MultiLabel, Numbers, OutputConfig
 from vitreous.model.top_labels import Label
 from vitreous.weights.load import load
 
@@ -158,7 +160,7 @@ def test_a_run_without_a_readable_image_fails(
     options = [str(tmp_path / word) if word == "x.csv" else word for word in words]
     run = command("predict", model, images / "2.png", *options, "--device", "cpu")
     assert run.returncode == 1
-    assert run.stderr.startswith("vitreous: no image could be read: 1 of 1 failed")
+    assert run.stderr.startswith("vitreous: no image could be read (1 image")
     assert len(run.stderr.splitlines()) == 1
     found = (tmp_path / "x.csv").read_text() if "--out" in words else run.stdout
     assert "not a" in found
@@ -249,3 +251,27 @@ def test_predict_as_a_function_gives_masks_for_a_segmenter(segmenter: Path, imag
     assert isinstance(result, Segmentation)
     assert result.mask is not None
     assert result.mask.shape == (9, 12)
+
+
+@pytest.mark.parametrize(
+    ("output", "columns"),
+    [(MultiLabel((0.1, 0.9, 0.5)), ("labels", "other labels")), (Numbers((1.0,) * 3, (2.0,) * 3), "abc")],
+)
+def test_several_labels_and_numbers_are_printed(
+    command: CommandLine, output: OutputConfig, columns: Sequence[str], tmp_path: Path
+) -> None:
+    model = vitreous.create(
+        "ViT-Lite-6/4", num_classes=3, overrides={"labels": tuple("abc"), "output": output, "depth": 1}
+    )
+    vitreous.save(model, tmp_path / "model")
+    Image.new("RGB", (32, 32), (200, 30, 30)).save(tmp_path / "red.png")
+    (tmp_path / "broken.png").write_bytes(b"nothing")
+    done = command("predict", tmp_path / "model", tmp_path, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    header, *rows = done.stdout.splitlines()
+    assert all(column in header for column in columns)
+    assert [word in "".join(rows) for word in ("red.png", "broken.png", "error")] == [True] * 3
+    done = command("predict", tmp_path / "model", tmp_path / "red.png", "--json", "--device", "cpu")
+    record = json.loads(done.stdout)
+    [result] = vitreous.predict(model, tmp_path / "red.png", device="cpu")
+    assert {key: record[key] for key in result.record()} == result.record()

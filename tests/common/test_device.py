@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from vitreous.common import device
 from vitreous.common.checks import BadValue
-from vitreous.common.device import choose_device, choose_dtype, placed
+from vitreous.common.device import choose_device, choose_dtype, free_memory, placed
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 
@@ -53,3 +54,12 @@ def test_another_dtype_makes_a_copy(small: ViTConfig) -> None:
         assert not ours.requires_grad
     assert copied.stem.counter.dtype == torch.long
     assert copied.encoder is not model.encoder
+
+
+def test_free_memory_is_estimated_where_the_system_does_not_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS and Windows."""
+    monkeypatch.setattr(device, "MEMINFO", "/nonexistent")
+    monkeypatch.delattr("os.sysconf")
+    monkeypatch.delattr("os.sysconf_names")
+    monkeypatch.setattr(device, "LIMITS", ())
+    assert free_memory("cpu") > 0

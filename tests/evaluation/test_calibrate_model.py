@@ -41,5 +41,5 @@ def test_only_the_split_of_the_calibration_is_cross_fitted() -> None:
 
 def test_a_model_without_classes_is_rejected() -> None:
     model = vitreous.create("ViT-Lite-6/4", num_classes=0, image_size=8, overrides=TINY)
-    with pytest.raises(ValueError, match="classes"):
+    with pytest.raises(ValueError, match="classifier"):
         vitreous.calibrate(model, "digits", device="cpu")

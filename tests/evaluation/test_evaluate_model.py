@@ -94,8 +94,8 @@ def test_the_default_split_is_test_else_val(images: Path) -> None:
 def test_data_with_other_classes_is_rejected(
     labels: tuple[str, ...], classes: int, known: str, images: Path, tmp_path: Path
 ) -> None:
-    line = f"{known}, but the classes of set are [b]ird, cat, dog:smile:"
-    with pytest.raises(ValueError, match=re.escape(line)):
+    pattern = rf"{re.escape(known)}, but .*{re.escape('[b]ird, cat, dog:smile:')}"
+    with pytest.raises(ValueError, match=pattern):
         evaluated(checkpoint(tmp_path, labels, classes), images)
 
 
@@ -116,7 +116,7 @@ def test_invalid_or_unused_options_are_rejected(
 
 
 def test_error_for_a_model_without_a_head_names_the_probes(images: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no head: .* --probe knn, linear or fewshot"):
+    with pytest.raises(ValueError, match=r"has no head.* --probe knn, linear or fewshot"):
         evaluated(build(configure("ViT-Lite-6/4", 0, 8, FIELDS)), images)
 
 

@@ -1,5 +1,6 @@
 """`vitreous.explain` computes all maps from one forward pass. tests/cli/test_explain.py tests the figures."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ from PIL import Image
 
 import vitreous
 from single_patch_models import of_kind, planted
+from vitreous.common.checks import BadValue
 from vitreous.explanation import METHODS
 from vitreous.model.config import ViTConfig
+from vitreous.model.options import MultiLabel, Numbers
 
 
 @pytest.fixture
@@ -58,3 +61,33 @@ def test_results_that_are_not_finite_are_an_error(small: ViTConfig, sample_image
         model.head.weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="NaN or infinity"):
         vitreous.explain(model, sample_image, device="cpu")
+
+
+def test_faithfulness_needs_a_map_to_test() -> None:
+    model = vitreous.create("ViT-Lite-6/4", num_classes=3)
+    with pytest.raises(BadValue, match="faithfulness"):
+        vitreous.explain(model, np.zeros((32, 32, 3), np.uint8), methods=["faithfulness"], device="cpu")
+
+
+def test_a_class_of_a_multilabel_model_is_explained_with_independent_probabilities(small: ViTConfig) -> None:
+    model = planted(dataclasses.replace(small, output=MultiLabel()), "class token")
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)
+    result = vitreous.explain(model, pixels, methods=["relevance", "occlusion", "lens"], target=3, device="cpu")
+    assert list(result.maps) == ["relevance", "occlusion"]
+    [scores] = vitreous.MultiLabelPredictor(model, "cpu").logits(pixels).sigmoid()
+    assert result.lens[-1].of_target == pytest.approx(float(scores[3]), abs=1e-5)
+    assert result.predictions[0].probability == pytest.approx(float(scores.max()), abs=1e-5)
+
+
+def test_a_target_of_a_regression_model_has_a_relevance_map(small: ViTConfig, tmp_path: Path) -> None:
+    scale = Numbers((1.0, 2.0), (1.0, 1.0))
+    config = dataclasses.replace(small, num_classes=2, labels=("price", "area"), output=scale)
+    model = planted(config, "class token")
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)
+    result = vitreous.explain(model, pixels, target="area", out=tmp_path / "out", device="cpu")
+    assert list(result.maps) == ["relevance", "rollout", "attention"]
+    assert (result.target, result.label, result.predictions) == (1, "area", ())
+    assert set(result.skipped) >= {"occlusion", "faithfulness", "lens"}
+    assert (tmp_path / "out" / "report.html").is_file()
+    with pytest.raises(BadValue, match="numbers"):
+        vitreous.explain(model, pixels, methods=["occlusion"], device="cpu")

@@ -3,7 +3,7 @@ import torch
 
 from single_patch_models import KINDS, PLACE, SHOWN, planted, sample_image
 from vitreous.explanation.attention_and_logit_lens import capture
-from vitreous.explanation.importance_maps import (
+from vitreous.explanation.rollout_relevance_occlusion import (
     as_patches,
     as_pixels,
     faithfulness,

@@ -5,7 +5,7 @@ import torch
 
 from single_patch_models import KINDS, PLACE, SHOWN, of_kind, peak, planted, sample_image
 from vitreous.explanation.attention_and_logit_lens import capture
-from vitreous.explanation.importance_maps import as_patches, blurred, fill_image, occlusion
+from vitreous.explanation.rollout_relevance_occlusion import as_patches, blurred, fill_image, occlusion
 from vitreous.model.config import ViTConfig
 
 

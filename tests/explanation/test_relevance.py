@@ -5,7 +5,7 @@ import torch
 
 from single_patch_models import KINDS, PLACE, SHOWN, of_kind, peak, planted, sample_image
 from vitreous.explanation.attention_and_logit_lens import capture
-from vitreous.explanation.importance_maps import relevance
+from vitreous.explanation.rollout_relevance_occlusion import relevance
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 

@@ -3,7 +3,7 @@ import torch
 
 from single_patch_models import KINDS, PLACE, of_kind, peak, planted, sample_image
 from vitreous.explanation.attention_and_logit_lens import capture
-from vitreous.explanation.importance_maps import fuse, rollout, rollout_map
+from vitreous.explanation.rollout_relevance_occlusion import fuse, rollout, rollout_map
 from vitreous.model.config import ViTConfig
 
 IMAGES = torch.randn(2, 3, 24, 32)

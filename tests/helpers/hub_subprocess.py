@@ -25,7 +25,7 @@ SETTINGS = {
     "HF_HUB_DOWNLOAD_TIMEOUT": "3",
 }
 
-NOT_FOUND = "check the name; if it is private, log in with `hf auth login`, or set HF_TOKEN"
+NOT_FOUND = "does not exist or is private"
 
 
 def settings(url: str, home: Path, **more: str) -> dict[str, str]:

@@ -42,10 +42,10 @@ def tiny(out: Path, **changes: Any) -> TrainConfig:
 
 def skip_report(patch: "pytest.MonkeyPatch") -> None:
     """Disable reports and plots, which take longer than these runs."""
-    from vitreous.training import run_report
+    from vitreous.training import run_results
 
-    patch.setattr(run_report, "write_report", lambda folder, report: folder / "report.html")
-    patch.setattr(run_report, "can_draw", lambda: False)
+    patch.setattr(run_results, "write_report", lambda folder, report: folder / "report.html")
+    patch.setattr(run_results, "can_draw", lambda: False)
 
 
 def start(
@@ -80,13 +80,13 @@ def finish_in_two(config: TrainConfig, **how: Any) -> None:
 def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, world: Any) -> None:
     import torch
 
-    from vitreous.training import run_report
+    from vitreous.training import run_results
     from vitreous.training.progress import Monitor
     from vitreous.training.run import Interrupted, train
 
     torch.set_num_threads(1)
     os.environ |= world or {}
-    run_report.can_draw = lambda: False  # type: ignore[assignment]
+    run_results.can_draw = lambda: False  # type: ignore[assignment]
     add = Monitor.add
 
     def counted(self: Any, result: Any, batch: Any) -> None:

@@ -70,7 +70,7 @@ def test_invalid_models_and_options_are_rejected_immediately() -> None:
     with pytest.raises(ValueError, match="no classification head"):
         Predictor(headless).stream([])
     assert Predictor(headless).embed(np.zeros((9, 9, 3), np.uint8)).shape == (1, 32)
-    with pytest.raises(ValueError, match="takes 4 input channels"):
+    with pytest.raises(ValueError, match="4 input channels"):
         Predictor(build(dataclasses.replace(config, channels=4)))
     with pytest.raises(ValueError, match="batch_size"):
         Predictor(headless, batch_size=0)

@@ -30,7 +30,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"image_size": (225, 224)}, r"225 x 224 .* 224 x 224 or 240 x 224.*pad=True"),
     ({"image_size": (8, 8)}, r"8 x 8 .* use 16 x 16, or"),
     ({"image_size": (2**20, 16)}, r"image_size is \(1048576, 16\)"),
-    ({"image_size": (2**16, 2**16)}, r"1048576 patches \(got 16777216\)"),
+    ({"image_size": (2**16, 2**16)}, "1048576 patches.*16777216"),
     ({"image_size": (0, 0)}, r"image_size is \(0, 0\)"),
     ({"head": TanhHead(2**16), "num_classes": 10**7}, r"about 6.6e\+11 parameters"),
     ({"stem": ResNetStem((256,) * 4, 1024), "patch_size": (1, 1)}, r"about 3.9e\+11 parameters"),
@@ -56,7 +56,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"position": SinCos2d(), "width": 6, "num_heads": 1}, r"width is 6, .*SinCos2d"),
     ({"position": Learned2d(), "width": 3, "num_heads": 1}, r"width is 3, .*Learned2d"),
     ({"position": Rotary2d(), "width": 36, "num_heads": 6}, r"Rotary2d .*multiple of 4, got 6 \(num_heads=6\)"),
-    ({"labels": ("cat",), "num_classes": 2}, r"labels must .* num_classes \(2\) names, got 1"),
+    ({"labels": ("cat",), "num_classes": 2}, r"labels must .* 2 names .*got 1"),
     ({"channels": 1, "preprocessing": Preprocessing(mean=(0.1, 0.2, 0.3))}, r"preprocessing.mean .*channels=1"),
 ]
 

@@ -7,7 +7,7 @@ from torch.nn.utils import parametrize, prune
 
 from every_model import every_model, inputs_of, output_of
 from vitreous.explanation.attention_and_logit_lens import capture
-from vitreous.explanation.importance_maps import rollout
+from vitreous.explanation.rollout_relevance_occlusion import rollout
 from vitreous.model.vit import ViT
 
 # Model, module and tensor name.

@@ -236,5 +236,5 @@ def test_resume_with_another_decoder_is_rejected(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     config["masking"]["decoder_depth"], config["steps"] = 1, 2
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"has 64 unexpected tensors, such as weights\.blocks\.1"):
+    with pytest.raises(ValueError, match=r"unexpected tensor weights\.blocks\.1.*64"):
         train(TrainConfig(data="", out=tmp_path, resume=True))

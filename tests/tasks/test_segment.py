@@ -12,7 +12,7 @@ from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import IGNORED
 from vitreous.tasks.config import Augment, Segmenting, TrainConfig
 from vitreous.tasks.segment import Segment, segmentation_loss
-from vitreous.training.optim import decays
+from vitreous.training.optimizer_step import decays
 
 
 def task(small: ViTConfig, dice: float = 0.0, **how: Any) -> Segment:

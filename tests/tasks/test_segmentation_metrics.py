@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -209,7 +210,7 @@ def test_joined_batches_and_processes_count_an_image_once() -> None:
     assert joined.metrics() == pytest.approx(whole.metrics())
     assert joined.worst(4) == whole.worst(4)
     assert SegmentEvaluation.join([joined, joined]).metrics() == pytest.approx(whole.metrics())
-    with pytest.raises(ValueError, match="nothing to join"):
+    with pytest.raises(ValueError, match="no batches"):
         SegmentEvaluation.join([])
     with pytest.raises(ValueError, match="different classes"):
         SegmentEvaluation.join([whole, evaluated(predicted, masks, 6)])
@@ -317,7 +318,7 @@ def test_unreadable_images_and_masks_are_named_and_excluded(model: Segmenter) ->
     found = segment_source(predictor, source, model.config.labels)
     assert (found.metrics()["count"], found.metrics()["unreadable"]) == (3, 3)
     assert [problem.split(":")[0] for problem in found.problems] == [f"shapes/val[{index}]" for index in (1, 2, 3)]
-    assert "mask is 32 x 31 pixels, but the image is 32 x 32" in found.problems[2]
+    assert re.search("mask .*32 x 31 .*image .*32 x 32", found.problems[2])
     good = [0, 4, 5]
     pixels = sum(source.mask(index).size for index in good)
     assert int(found.confusion().sum()) == pixels

@@ -17,7 +17,8 @@ from vitreous.common.checks import BadValue
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import ArraySource, DataSet
 from vitreous.tasks.classify import BALANCE, IMBALANCED
-from vitreous.training import Augment, Optim, TrainConfig, setup
+from vitreous.tasks.multilabel import MultiLabelTask
+from vitreous.training import Augment, Optim, TrainConfig
 from vitreous.training.defaults import choose
 from vitreous.training.run import train
 from vitreous.training.setup import task_class_of
@@ -89,11 +90,15 @@ def test_classes_without_images_do_not_count_as_imbalance() -> None:
     assert choose(TrainConfig(data="images", out=Path("run")), counted(20, 20, 0), "cpu").config.balance is None
 
 
-@pytest.mark.parametrize("changes", [{"balance": 0.0}, {"balance": 1.0}, {"resume": True}])
-def test_balance_is_not_chosen_if_it_is_given_or_the_run_was_started_without(changes: dict[str, Any]) -> None:
-    chosen = choose(TrainConfig(data="images", out=Path("run"), **changes), counted(500, 5), "cpu")
-    assert chosen.config.balance == changes.get("balance")
+@pytest.mark.parametrize("balance", [0.0, 1.0])
+def test_a_given_balance_is_kept(balance: float) -> None:
+    chosen = choose(TrainConfig(data="images", out=Path("run"), balance=balance), counted(500, 5), "cpu")
+    assert chosen.config.balance == balance
     assert not any("balance" in note for note in chosen.notes)
+
+
+def test_balance_is_not_chosen_for_several_labels_per_image() -> None:
+    assert MultiLabelTask.choose_options(TrainConfig(data="images"), counted(500, 5), None) == []
 
 
 @pytest.mark.parametrize("balance", [-0.1, 1.5, float("nan")])
@@ -102,7 +107,9 @@ def test_balance_is_from_0_to_1(balance: float) -> None:
         TrainConfig(data="images", balance=balance).check()
 
 
-@pytest.mark.parametrize("changes", [{"task": "segment"}, {"task": "mae"}, {"train_only": "lda", "init": "x"}])
+@pytest.mark.parametrize(
+    "changes", [{"task": "segment"}, {"task": "mae"}, {"task": "multilabel"}, {"train_only": "lda", "init": "x"}]
+)
 def test_balance_is_rejected_where_it_has_no_effect(changes: dict[str, Any]) -> None:
     config = TrainConfig(data="images", balance=0.5, **changes)
     with pytest.raises(BadValue, match="balance"):
@@ -142,8 +149,7 @@ def test_the_cached_head_equals_that_of_the_ordinary_path(
     config = head(tmp_path / "cached", start, long_tail, balance=1.0, steps=24, smoothing=0.1)
     train(config)
     assert "frozen encoder" in capsys.readouterr().out
-    monkeypatch.setattr(setup, "can_cache", lambda *_: False)
-    train(dataclasses.replace(config, out=tmp_path / "plain"))
+    train(dataclasses.replace(config, out=tmp_path / "plain", cache_features=False))
     ours, theirs = load_state(tmp_path / "cached" / "last"), load_state(tmp_path / "plain" / "last")
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 

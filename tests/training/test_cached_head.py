@@ -13,6 +13,7 @@ from PIL import Image
 import vitreous
 from native_models import load_state
 from train_runs import finish, skip_report, tiny
+from vitreous.common.checks import BadValue
 from vitreous.data.open import open_data
 from vitreous.model.build import build
 from vitreous.model.options import Dropout, Preprocessing
@@ -20,7 +21,7 @@ from vitreous.model.presets import configure
 from vitreous.model.vit import ViT
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.segment import Segment
-from vitreous.training import Augment, Distillation, Optim, TrainConfig, setup
+from vitreous.training import Augment, Distillation, Optim, TrainConfig
 from vitreous.training.cached_head import FeatureLoader, can_cache
 from vitreous.training.defaults import choose
 from vitreous.training.run import train
@@ -61,9 +62,8 @@ def test_the_head_equals_that_of_the_ordinary_path(
     monkeypatch.setattr(ViT, "features", lambda self, images: calls.append(len(images)) or forward(self, images))
     cached = train(head(tmp_path / "cached", start))
     once = sum(calls)
-    monkeypatch.setattr(setup, "can_cache", lambda *_: False)
     calls.clear()
-    plain = train(head(tmp_path / "plain", start))
+    plain = train(head(tmp_path / "plain", start, cache_features=False))
     data = open_data("digits")
     # Two views for training, and one more pass for the final evaluation and the calibration.
     assert 2 * len(data.train) + len(data.val) <= once <= 3 * (len(data.train) + len(data.val))
@@ -106,6 +106,7 @@ def test_unreadable_images_have_no_weight(start: Path, tmp_path: Path) -> None:
         ({"augment": dataclasses.replace(FLIPS, mixup=0.2)}, {}, False),
         ({"train_only": "lora"}, {}, False),
         ({"parallel": "fsdp"}, {}, False),
+        ({"flip_test": True}, {}, False),
         ({"distillation": Distillation(teacher="x")}, {}, False),
         ({}, {"dropout": Dropout(hidden=0.1)}, False),
         ({}, {"stochastic_depth": 0.1}, False),
@@ -115,27 +116,29 @@ def test_unreadable_images_have_no_weight(start: Path, tmp_path: Path) -> None:
 def test_features_are_kept_only_if_nothing_below_the_head_changes(
     changes: dict[str, Any], fields: dict[str, Any], expected: bool, tmp_path: Path
 ) -> None:
-    assert can_cache(head(tmp_path, tmp_path, **changes), Classify, encoder(**fields)) is expected
+    assert can_cache(head(tmp_path, tmp_path, **changes), Classify, encoder(**fields).config) is expected
 
 
 def test_other_tasks_are_not_cached(tmp_path: Path) -> None:
-    assert not can_cache(head(tmp_path, tmp_path), Segment, encoder())
+    assert not can_cache(head(tmp_path, tmp_path), Segment, encoder().config)
 
 
 def test_the_default_augmentation_can_be_cached_and_explicit_flags_keep_the_usual_one(start: Path) -> None:
     data = open_data("digits")
     fields: dict[str, Any] = {"data": "digits", "init": start, "train_only": "head"}
     chosen = choose(TrainConfig(**fields), data, "cpu")
-    assert can_cache(chosen.config, Classify, encoder())
-    assert any("augmentation" in note and "once" in note for note in chosen.notes)
-    assert can_cache(choose(TrainConfig(**fields, augment=Augment(flip=0.3)), data, "cpu").config, Classify, encoder())
+    assert can_cache(chosen.config, Classify, encoder().config)
+    assert any("augmentation" in note and "flips" in note for note in chosen.notes)
+    assert chosen.config.cache_features is True
+    assert choose(TrainConfig(**fields, augment=Augment(flip=0.3)), data, "cpu").config.cache_features is True
     explicit = choose(TrainConfig(**fields, augment=Augment(erasing=0.1)), data, "cpu").config
     assert explicit.augment.policy == "trivial"
-    assert not can_cache(explicit, Classify, encoder())
+    assert not can_cache(explicit, Classify, encoder().config)
+    assert explicit.cache_features is False
 
 
 def test_features_are_computed_when_they_are_needed(start: Path, tmp_path: Path) -> None:
-    from vitreous.common.world import World
+    from vitreous.common.distributed import World
     from vitreous.training.setup import set_up
 
     data = open_data("digits")
@@ -146,3 +149,10 @@ def test_features_are_computed_when_they_are_needed(start: Path, tmp_path: Path)
     assert batch.features is not None
     assert batch.features.shape == (128, 32)
     assert len(job.loader.known) == 2
+
+
+def test_features_that_differ_between_epochs_cannot_be_cached(start: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="cache_features"):
+        train(head(tmp_path / "run", start, cache_features=True, augment=Augment(crop="padded")))
+    with pytest.raises(BadValue, match="cache_features"):
+        TrainConfig(data="digits", cache_features=True).check()

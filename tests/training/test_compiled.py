@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from train_runs import skip_report, tiny
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.open import open_data
 from vitreous.tasks.classify import Classify
 from vitreous.training import Augment, Masking, TrainConfig, compiling, setup

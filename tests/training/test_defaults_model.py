@@ -79,7 +79,7 @@ def test_typical_side_is_the_median_of_a_sample(sizes: list[tuple[int, int] | No
 
 @pytest.mark.parametrize(("count", "looks"), [(4, 4), (30, 25)])
 def test_unreadable_images_only_is_an_error(count: int, looks: int) -> None:
-    with pytest.raises(ValueError, match=rf"{looks} sampled images, such as 0\.jpg"):
+    with pytest.raises(ValueError, match=rf"{looks} sampled images .*0\.jpg"):
         typical_side(Mixed(*[None] * count))
 
 
@@ -117,7 +117,7 @@ def test_model_depends_on_number_and_size_of_images(task: Any, count: int, side:
 @pytest.mark.parametrize("side", [32, 128])
 def test_note_about_positions_names_the_flag_that_keeps_the_model_convertible(side: int, tmp_path: Path) -> None:
     notes = " ".join(chosen(100, side).notes)
-    assert "cannot be converted" in notes
+    assert "other libraries" in notes
     flag = re.search(r"--model (\S+)", notes)
     assert flag
     few = {"depth": 1, "mlp": Gelu("erf")}
@@ -152,7 +152,7 @@ def test_image_size_depends_on_images_and_device(side: int, cpu: int, cuda: int)
     for device, size in (("cpu", cpu), ("cuda", cuda)):
         found = chosen(side=side, device=device)
         assert found.config.image_size == (size,)
-        assert f"image_size = {size} (for images of about {side} pixels on {device})" in found.notes
+        assert f"image_size = {size} (for images of about {side} pixels per side on {device})" in found.notes
         pixels = chosen(side=side, device=device, model="ViT-Ti/16", overrides={"patch_size": 1})  # which tile any size
         assert pixels.config.image_size == (size,)
 
@@ -266,4 +266,4 @@ def test_few_images_get_the_advice_to_use_a_checkpoint(
 ) -> None:
     """Small ones, such as digits, are simple enough."""
     advice = chosen(count, side, **({"init": checkpoints["vit"]} if init else {})).advice
-    assert ("1999 images are few" in advice and "--init" in advice) if advised else advice == ""
+    assert ("1999 images" in advice and "--init" in advice) if advised else advice == ""

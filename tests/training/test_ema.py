@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from vitreous.training.optim import Ema
+from vitreous.training.optimizer_step import Ema
 
 
 def test_average_is_the_decayed_mean() -> None:

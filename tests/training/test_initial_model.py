@@ -20,7 +20,7 @@ from vitreous.tasks.masked import Mae
 from vitreous.tasks.segment import Segment
 from vitreous.training import Augment, Distillation, Optim, Segmenting, TrainConfig
 from vitreous.training.defaults import choose
-from vitreous.training.run_report import next_commands
+from vitreous.training.run_results import next_commands
 from vitreous.weights.load import find_tensors
 
 SMALL = {"width": 32, "mlp_width": 32, "depth": 1, "num_heads": 2}

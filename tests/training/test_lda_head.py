@@ -20,8 +20,11 @@ from vitreous.data.open import open_data
 from vitreous.model.build import build
 from vitreous.model.presets import configure
 from vitreous.serving.models import serve_model
+from vitreous.tasks.classify import Classify
+from vitreous.tasks.segment import Segment
 from vitreous.training import TrainConfig
 from vitreous.training.run import train
+from vitreous.training.setup import task_class_of
 from vitreous.weights.native import statistics_of
 
 SMALL = {"patch_size": 4, "width": 32, "mlp_width": 32, "depth": 2, "num_heads": 2, "channels": 1}
@@ -47,7 +50,7 @@ def lda(out: Path, init: Path, **fields: Any) -> vitreous.Run:
 @pytest.fixture(scope="module")
 def run(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> vitreous.Run:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitreous.training.run_report.can_draw", lambda: False)  # plots take longer than the run
+        patch.setattr("vitreous.training.run_results.can_draw", lambda: False)  # plots take longer than the run
         return lda(tmp_path_factory.mktemp("lda") / "run", encoder)
 
 
@@ -191,3 +194,22 @@ def test_other_heads_are_rejected(tmp_path: Path, fields: dict[str, Any], word: 
 
 def test_the_head_is_a_plain_linear_layer(run: vitreous.Run) -> None:
     assert isinstance(run.model.heads[0], nn.Linear)
+
+
+def test_a_custom_classification_task_keeps_its_own_methods(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_report(monkeypatch)
+
+    class Renamed(Classify):
+        @classmethod
+        def eval_flags(cls, config: TrainConfig) -> list[str]:
+            return ["--flip"]
+
+    config = TrainConfig(data="digits", init=encoder, train_only="lda", out=tmp_path / "run", device="cpu", workers=0)
+    chosen = task_class_of(config, Renamed)
+    assert chosen.closed_form
+    assert chosen.eval_flags(config) == ["--flip"]
+    assert train(config, task=Renamed).metrics["top1"] > 0.7
+    with pytest.raises(BadValue, match="train_only"):
+        task_class_of(config, Segment)

@@ -3,7 +3,7 @@ import torch
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.training.checkpoint import merged_state
-from vitreous.training.optim import add_lora
+from vitreous.training.optimizer_step import add_lora
 
 
 def test_lora_starts_unchanged_and_merges(small: ViTConfig) -> None:

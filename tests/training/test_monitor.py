@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import ArraySource
 from vitreous.training.progress import Monitor, StepResult

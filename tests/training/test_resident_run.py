@@ -14,7 +14,7 @@ from PIL import Image
 
 from images import smooth
 from train_runs import SERVER, finish, skip_report, start, tiny
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.loader import StreamLoader
 from vitreous.data.open import open_data
 from vitreous.data.resident import KeptImages, PackedImages, ResidentLoader, WholeImages

@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from native_models import load_state
-from train_runs import finish, finish_in_two, start, tiny
+from train_runs import finish, finish_in_two, skip_report, start, tiny
+from vitreous.data.loader import StreamLoader
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu
+from vitreous.training import TrainConfig
+from vitreous.training.checkpoint import read_progress
+from vitreous.training.run import train
 from vitreous.weights.io.safetensors_file import read_tensors
 from vitreous.weights.load import save
 from vitreous.weights.native import load_folder
@@ -141,3 +145,36 @@ def test_run_from_a_foreign_checkpoint_is_resumed_and_parallel(parallel: str, tm
     assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-4)
     assert rows[0]["val_loss"] == pytest.approx(rows[1]["val_loss"], rel=1e-3)
     assert (tmp_path / "timm.pth").read_bytes() == written
+
+
+def test_options_that_an_earlier_version_did_not_have_are_not_chosen_on_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config.json without an option stands for the behaviour of the version that wrote it."""
+    skip_report(monkeypatch)
+    assert finish(tiny(tmp_path / "run", steps=6), stop_after=3) == 128 + signal.SIGTERM
+    file = tmp_path / "run" / "config.json"
+    document = json.loads(file.read_text())
+    assert document.pop("keep_images") == "memory"
+    file.write_text(json.dumps(document))
+    read: list[int] = []
+    batches = StreamLoader.batches
+    monkeypatch.setattr(StreamLoader, "batches", lambda self, *steps: read.append(1) or batches(self, *steps))
+    train(TrainConfig(out=tmp_path / "run", resume=True))
+    assert read, "images were kept in memory"
+
+
+@pytest.mark.slow
+def test_fp16_is_resumed_with_its_loss_scale(tmp_path: Path) -> None:
+    """The scale starts so high that the first steps are skipped. A run that started with it again would skip others."""
+    whole, parts = (tiny(tmp_path / name, precision="fp16") for name in ("whole", "parts"))
+    assert finish(whole) == 0
+    assert finish(parts, stop_after=13) == 128 + signal.SIGTERM
+    saved = read_progress(tmp_path / "parts" / "last")
+    assert saved.loss_scale > 0
+    assert saved.loss_scale_age > 0
+    assert finish(dataclasses.replace(parts, resume=True)) == 0
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    ended = [read_progress(tmp_path / name / "last") for name in ("whole", "parts")]
+    assert ended[0].loss_scale == ended[1].loss_scale
+    assert ended[0].loss_scale_age == ended[1].loss_scale_age == 30

@@ -20,7 +20,7 @@ from PIL import Image
 
 from train_runs import SERVER, skip_report, tiny
 from vitreous.common import atomic_files as files
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.training import TrainConfig, checkpoint, run_folder
@@ -123,7 +123,7 @@ def test_kill_at_any_operation_leaves_a_checkpoint(
 def test_a_run_killed_between_two_renames_is_resumed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "last").rename(run / ".last.old")
     train(resumed(run))
-    assert "this run is finished" in capsys.readouterr().out
+    assert "finished" in capsys.readouterr().out
     assert steps(run) == [11, 22]
 
 
@@ -249,7 +249,7 @@ PROGRESS = {"step": 22, "best": 0.5, "best_step": 22, "since_best": 0, "seconds"
         ("last/progress.json", "", "is not valid JSON"),
         ("last/progress.json", '{"step": ' + DEEP, "nested too deeply"),
         ("last/progress.json", "[]", "object"),
-        ("last/progress.json", '{"step": 3}', "missing best"),
+        ("last/progress.json", '{"step": 3}', "missing.*best"),
         *(
             ("last/progress.json", json.dumps(PROGRESS | change), message)
             for change, message in (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from train_runs import tiny
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.open import open_data
 from vitreous.training import checkpoint
 from vitreous.training.checkpoint import Progress, Saver

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from vitreous.training import Optim
-from vitreous.training.optim import rate_fraction
+from vitreous.training.optimizer_step import rate_fraction
 
 
 def shares(total: int, **optim: object) -> list[float]:

@@ -163,8 +163,8 @@ def test_cache_is_used_without_a_network(
     hub.requests.clear()
     for revision in ("", "@main", f"@{commit}"):
         assert offline.call("load", f"hf-hub:me/kept{revision}") == online
-    never = f"HubUnavailable: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE is set: "
-    assert error_of(offline, "load", "hf-hub:me/never") == f"{never}unset it to download the model"
+    never = f"HubUnavailable: hf-hub:me/never is not in the cache ({home}/hub), and HF_HUB_OFFLINE is set"
+    assert error_of(offline, "load", "hf-hub:me/never").startswith(never)
     line = error_of(offline, "push", str(pets), str(tmp_path / "x"), "me/x", token=TOKEN)
     assert line.startswith("OSError: cannot push to me/x because HF_HUB_OFFLINE is set")
     assert not (tmp_path / "x").exists()
@@ -212,4 +212,5 @@ def test_command_line_error_is_one_line(hub: Hub, client: Client, home: Path) ->
         text=True,
     )
     assert (real.returncode, real.stdout) == (1, "")
-    assert real.stderr == f"vitreous: hf-hub:no/such: {hub.url}/no/such does not exist or is private: {NOT_FOUND}\n"
+    assert real.stderr.startswith(f"vitreous: hf-hub:no/such: {hub.url}/no/such {NOT_FOUND}")
+    assert real.stderr.count("\n") == 1

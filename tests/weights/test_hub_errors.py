@@ -21,12 +21,12 @@ def test_hub_errors_are_one_line(hub: Hub, client: Client, pets: Path) -> None:
         return error_of(client, "load", source, token=token)
 
     page = hub.url
-    nothing = f"BadCheckpoint: hf-hub:no/such: {page}/no/such does not exist or is private: {NOT_FOUND}"
-    assert error_for("hf-hub:no/such") == error_for("hf-hub:no/such", TOKEN) == nothing
-    assert error_for("hf-hub:me/known@v9") == (
-        f"BadCheckpoint: hf-hub:me/known@v9: {page}/me/known has no revision 'v9': "
-        "use an existing branch, tag or commit"
-    )
+    nothing = error_for("hf-hub:no/such")
+    assert nothing.startswith(f"BadCheckpoint: hf-hub:no/such: {page}/no/such {NOT_FOUND}")
+    assert "hf auth login" in nothing
+    assert error_for("hf-hub:no/such", TOKEN) == nothing
+    revision = error_for("hf-hub:me/known@v9")
+    assert revision.startswith(f"BadCheckpoint: hf-hub:me/known@v9: {page}/me/known has no revision 'v9'")
     assert "rejected the token" in error_for("hf-hub:me/known", "hf_wrong")
     assert f"accept the terms on {page}/me/gated, then log in" in error_for("hf-hub:me/gated", TOKEN)
     broken = error_for("hf-hub:me/broken")
@@ -43,7 +43,7 @@ def test_unreachable_hub_falls_back_to_the_cache(hub: Hub, client: Client, pets:
         line = error_of(client, "load", "hf-hub:me/never")
         assert line.startswith("HubUnavailable: hf-hub:me/never is not in the cache")
         assert f", and {hub.url}/me/never cannot be reached (" in line
-        assert line.endswith("): try again later")
+        assert line.endswith("try again later")
     hub.repositories["me/reached"].broken = True
     assert client.call("load", "hf-hub:me/reached") == reached
 
@@ -64,7 +64,7 @@ def test_broken_connection_is_resumed(hub: Hub, client: Client, pets: Path) -> N
     ("file", "fault", "message"),
     [
         ("model.safetensors", "cut, then 500", r"could not be downloaded from .* status 500: Internal error\)"),
-        ("model.safetensors", "500", r"could not be downloaded from .* status 500: Internal error\): try again"),
+        ("model.safetensors", "500", r"could not be downloaded from .* status 500: Internal error.*try again"),
         ("model.safetensors", "short", r"could not be downloaded from .*should be of size \d+ but has size \d+"),
         (
             "model.safetensors",

@@ -33,34 +33,34 @@ def calibrate(
     Example: vitreous calibrate vit.safetensors --data pictures/ --out calibrated
 
     Args:
-        checkpoint: Checkpoint folder, another library's weight file, a catalog name, or hf-hub:owner/name.
+        checkpoint: Checkpoint folder, weight file from another library, catalog name, or hf-hub:owner/name.
         data: The data set; accepts the same values as `train --data`.
         split: Split to use.
-        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
-        data_root: Folder with a local copy of the data set, used instead of downloading it.
-        val_fraction: Fraction to hold out if the data has no validation split; use the value from training.
+        image_size: Input size, by default that of the checkpoint. Position embeddings are resampled.
+        data_root: Folder with a local copy of the data set, which is then not downloaded.
+        val_fraction: Fraction of images to hold out if the data has no validation split. Use the value from training.
         seed: Seed of the held-out split; use the value from training.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
         workers: Number of threads that decode images.
-        flip: Average each prediction with that for the mirrored image. Predict with --flip then, too.
-        out: Folder for the calibrated checkpoint. By default, the calibration is added to CHECKPOINT, which must then
-            be a Vitreous checkpoint.
+        flip: Average the predictions for each image and its mirror image. If you use this, also predict with --flip.
+        out: Folder for the calibrated checkpoint. By default, the calibration is added to CHECKPOINT, which is only
+            possible for Vitreous checkpoints.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "out")}
     from vitreous import evaluation, weights
     from vitreous.weights.native import is_checkpoint, store_calibration
 
     if out is None and (image_size or not is_checkpoint(checkpoint)):
-        fail("out", out, "a folder, because the calibration cannot be added to this checkpoint")
+        fail("out", out, "a folder, unless the checkpoint is a Vitreous checkpoint and --image-size is omitted")
     with ProgressDisplay() as display:
         result = evaluation.calibrate(checkpoint, **options, progress=display.show)
     if result.doubt:
         print(printable(f"vitreous: warning: {result.doubt}"), file=sys.stderr)
     if out is None:
         assert result.model.familiarity is not None
-        store_calibration(checkpoint, result.calibration, result.model.familiarity, result.record)
+        store_calibration(checkpoint, {"calibration": result.calibration}, result.model.familiarity, result.record)
     else:
         weights.save(result.model, out)
     images = f"{plural(result.calibration.images, 'image')} of the {result.split} split"

@@ -33,17 +33,17 @@ def convert(
     Example: vitreous convert ViT-B_16.npz vit-b16/ --to huggingface
 
     Args:
-        source: File or folder in any supported format, a catalog name such as dinov2-s, or hf-hub:owner/name.
+        source: File or folder in any supported format, catalog name such as dinov2-s, or hf-hub:owner/name.
         target: Output folder, or a file ending in .safetensors, .pth, .npz or .pdparams.
         to: Target format: vitreous, google, big_vision, timm, huggingface, torchvision, dinov2, mae, lucidrains,
             paddle or paddlevit.
         from_: Source format; detected by default.
-        image_size: New image size; position embeddings are resampled as in the source library.
-        num_classes: Replace the head with a new one for this many classes; 0 removes the head.
+        image_size: New image size. Position embeddings are resampled as in the source library.
+        num_classes: Replace the head with a new head for this number of classes; 0 removes the head.
         set: Config fields that cannot be inferred from the weights, as field=JSON, e.g. --set num_heads=4
-        lossy: Write the model even if the target library computes something slightly different, e.g. a different GELU.
-        check: Also run the other library, if it is installed, and print how much its outputs and each stage of the
-            converted model differ from the original.
+        lossy: Write the model even if the target library computes slightly different outputs, e.g. with another GELU.
+        check: Also run the other library, if it is installed. Print how much its outputs, and each stage of the
+            converted model, differ from the original.
     """
     from vitreous.weights.convert import convert as convert_checkpoint
 
@@ -92,7 +92,7 @@ def _print(conversion: "Conversion", source: str, to: str, stages: bool) -> None
 
 def _peer_line(peer: "PeerCheck | None", to: str) -> str:
     if peer is None:
-        return f"not verified with another library: there is no Python package that runs {to} files"
+        return f"not verified with another library: no Python package runs {to} files"
     if peer.outputs is None:
         return f"not verified with {peer.library}: {peer.reason}"
     return f"verified with {peer.library}: its outputs differ by at most {peer.outputs.largest:.2e}"

@@ -26,21 +26,21 @@ def data(
     """Check a data set for unreadable or duplicate images, leaks between splits, imbalance, unusual sizes or bad masks.
 
     With --checkpoint, also find likely label errors, near duplicates and outliers. The exit status is 1 if there are
-    problems to fix before training; likely label errors and outliers do not count.
+    problems to fix before training. Likely label errors and outliers do not affect the exit status.
 
     Example: vitreous data check images/ --checkpoint dinov2-s --out suspicious.html
 
     Args:
         action: Action to perform; only `check` is available.
         spec: The data set; accepts the same values as `train --data`.
-        checkpoint: Frozen model for the search: a checkpoint, a catalog name such as dinov2-s, or hf-hub:owner/name. It
-            must not have been trained on these labels.
-        image_size: Input size of the model; by default its own, but at most 224.
-        data_root: Folder with a local copy of the data set, used instead of downloading it.
+        checkpoint: Frozen model for the search: a checkpoint, a catalog name such as dinov2-s, or hf-hub:owner/name.
+            Use a model that was not trained on these labels.
+        image_size: Input size, by default that of the model but at most 224.
+        data_root: Folder with a local copy of the data set, which is then not downloaded.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         out: PNG file for a contact sheet with sample images of every class or, with --checkpoint, HTML file for a page
-            that shows its findings.
+            that shows the findings.
         json: Print JSON instead of text.
     """
     from vitreous.evaluation.check_data import check_data

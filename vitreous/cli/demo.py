@@ -21,7 +21,7 @@ FOLDER = Path("runs/demo")
 def config(out: Path = FOLDER) -> TrainConfig:
     """Return the training config of a small ViT for a small data set of 8 x 8 images."""
     return TrainConfig(
-        data="digits:",  # even if there is a folder of this name
+        data="digits:",  # the built-in data set, even if there is a folder with this name
         model="ViT-Lite-6/4",
         overrides={
             "patch_size": (2, 2), "width": 128, "mlp_width": 256, "channels": 1,
@@ -39,7 +39,7 @@ def config(out: Path = FOLDER) -> TrainConfig:
 
 
 def demo() -> None:
-    """Train, evaluate and explain a small model on handwritten digits; takes about a minute on a laptop.
+    """Train, evaluate and explain a small model on handwritten digits. This takes about a minute on a laptop.
 
     Example: vitreous demo
     """

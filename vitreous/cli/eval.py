@@ -41,37 +41,41 @@ def evaluate(
     neighbours: tuple[int, ...] = (20,),
     shots: tuple[int, ...] = (),
     ignore: tuple[str, ...] = (),
+    target: tuple[str, ...] = (),
     json: bool = False,
     out: Path | None = None,
 ) -> None:
-    """Evaluate a checkpoint: accuracy, calibration and confusion; for a segmenter, mean IoU and boundary F-score.
+    """Evaluate a classifier (accuracy, calibration, confusion), or another model with the metrics of its task.
 
     Example: vitreous eval runs/first/best --data pictures/
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, a catalog name such as
+        checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
             dinov2-s, or hf-hub:owner/name.
         data: The data set; accepts the same values as `train --data`.
         split: Split to evaluate. By default the test split, or the validation split if there is no test split.
-        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
-        data_root: Folder with a local copy of the data set, used instead of downloading it.
-        val_fraction: Fraction to hold out if the data has no validation split; use the value from training.
-        seed: Seed of the held-out split (use the value from training) and of the probe.
+        image_size: Input size, by default that of the checkpoint. Position embeddings are resampled.
+        data_root: Folder with a local copy of the data set, which is then not downloaded.
+        val_fraction: Fraction of images to hold out if the data has no validation split. Use the value from training.
+        seed: Seed for the held-out split and the probe. Use the value from training.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
         workers: Number of threads that decode images.
         flip: Average the predictions for each image and its mirror image.
-        decode: JPEG decoding; `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
+        decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
             Only for classifiers.
         probe: Evaluate the frozen encoder instead of the head, by fitting a classifier to features of the train split:
             k-NN, linear, or few-shot (least squares on a few images per class).
-        features: Features for --probe: input of the head, or the class token concatenated with the mean patch token.
-        cache: Folder in which to cache features for later probes. By default they are not stored.
+        features: Features for --probe. pooled: the input of the head; class+mean: the class token concatenated with
+            the mean patch token.
+        cache: Folder in which to cache features for later probes. By default, features are not stored.
         neighbours: k for --probe knn. Several values are evaluated in one pass; the first gives the reported result.
-        shots: Images per class for --probe fewshot; the first value gives the reported result. By default 5, 10
-            and 25, except those that exceed the smallest class.
+        shots: Images per class for --probe fewshot. The first value gives the reported result. By default, those of
+            5, 10 and 25 for which the smallest class has enough images.
         ignore: Classes whose pixels are excluded from segmentation metrics.
+        target: Columns of the table with the labels of a multi-label classifier, as in `train --target`, or with the
+            numbers of a regression model, if they have other names than in training.
         json: Print JSON instead of tables.
         out: Also write the metrics as JSON to this file.
     """
@@ -114,7 +118,7 @@ class ProgressDisplay:
 
 
 def print_metrics(metrics: "Metrics", as_json: bool, out: Path | None) -> None:
-    """Print tables or JSON to stdout, write JSON to `out`, and print any warning about the result to stderr."""
+    """Print tables or JSON to stdout, write JSON to `out`, and print warnings about the result to stderr."""
     record = metrics.to_dict()
     if record.get("doubt"):
         print(printable(f"vitreous: warning: {record['doubt']}"), file=sys.stderr)

@@ -36,20 +36,21 @@ def explain(
     Example: vitreous explain runs/first/best cat.jpg --out explained/
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, a catalog name such as
+        checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
             dinov2-s, or hf-hub:owner/name.
         image: Image file, or `none` for the figures that need no image (positions and filters).
         out: Folder for the figures.
         class_: Class to explain, by label or index. By default the most probable class.
-        methods: Figures to make. By default all that the checkpoint supports; occlusion and faithfulness are slow.
+        methods: Figures to create. By default all that the checkpoint supports. Occlusion and faithfulness are slow.
         layers: Layers to show, counted from 0; negative numbers count from the end. By default all.
         heads: Heads to show in the overview, counted from 0. By default all.
-        query: Patch whose attention and similarity are shown. By default the class token and the most important patch.
-        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
+        query: Patch whose attention and similarity are shown. By default, the attention of the class token and the
+            similarity to the most important patch.
+        image_size: Input size, by default that of the checkpoint. Position embeddings are resampled.
         batch_size: Images per batch for occlusion and faithfulness.
         device: auto, cpu, cuda or mps.
     """
-    from vitreous.explanation.explain import explain as explain_image
+    from vitreous.explanation.explain_image import explain as explain_image
 
     command = shlex.join(["vitreous", *sys.argv[1:]])
     with SafeConsole(stderr=True).status("explaining ...") as status:  # only on a terminal
@@ -70,7 +71,7 @@ def _print(result: "Explanation") -> None:
             table.add_row(label.label, f"{label.probability:.4f}{mark}")
         console.print(table)
         if result.target not in [label.index for label in result.predictions]:
-            console.print(f"explained: {result.label}")
+            console.print(f"explained class: {result.label}")
     if result.faithfulness:
         table = Table("map", "deletion (lower is better)", "insertion (higher is better)", box=None)
         for key, test in result.faithfulness.items():

@@ -22,19 +22,19 @@ def extend(
     precision: Literal["fp32", "bf16", "auto"] = "auto",
     workers: int | None = None,
 ) -> None:
-    """Add images and classes to a classifier from `train --train-only lda`, in seconds and without the old images.
+    """Add images and classes to a classifier from `train --train-only lda` within seconds, without the old images.
 
     Example: vitreous extend runs/pets/best --data new-breeds/ --out runs/pets-extended
 
     Args:
         checkpoint: Checkpoint folder from `train --train-only lda`, such as runs/pets/best, or from `extend`.
-        data: The new images; accepts the same values as `train --data`. Images of known classes improve these classes,
-            and other class names become new classes. If the data has splits, only the train split is used.
+        data: The new images; accepts the same values as `train --data`. Images of existing classes refine those
+            classes; other class names are added as new classes. If the data has splits, only the train split is used.
         out: Folder for the extended checkpoint.
-        data_root: Folder with a local copy of the data set, used instead of downloading it.
+        data_root: Folder with a local copy of the data set, which is then not downloaded.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
-        precision: Compute precision; auto is bf16 on GPUs that support it, otherwise fp32, as in training.
+        precision: Compute precision. As in training, auto means bf16 on GPUs that support it, and fp32 otherwise.
         workers: Number of threads that decode images; by default one per core.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "data", "out")}
@@ -48,5 +48,5 @@ def extend(
         console.print(f"new classes: {listed(extension.new_classes)}")
     for problem in extension.problems[:SHOWN]:
         console.print(f"unreadable: {problem}")
-    console.print(f"leave-one-out top-1 {extension.classifier.top1:.4f}, in {extension.seconds:.1f} s")
+    console.print(f"leave-one-out top-1: {extension.classifier.top1:.4f} ({extension.seconds:.1f} s)")
     console.print(f"wrote {extension.folder}")

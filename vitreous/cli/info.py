@@ -31,19 +31,19 @@ def info(
 
     Args:
         name: Preset, checkpoint, or catalog name of pretrained weights. If omitted, all presets are listed.
-        pretrained: List all pretrained weights, which --init and every CHECKPOINT argument accept by name.
-        num_classes: Number of classes, if different from the model's; 0 for no head.
-        image_size: Input size, if different from the model's.
+        pretrained: List all pretrained weights, whose names --init and all CHECKPOINT arguments accept.
+        num_classes: Number of classes, by default that of the model; 0 for no head.
+        image_size: Input size, by default that of the model.
         json: Print JSON instead of a table.
     """
     if name in CATALOG and not Path(name).exists():
         if num_classes is not None or image_size:
-            raise BadValue(f"--num-classes and --image-size have no effect for the catalog name {name}: omit them")
+            raise BadValue(f"--num-classes and --image-size have no effect for the catalog name {name}; omit them")
         _print_pretrained(name, as_json=json)
         return
     if pretrained:
         if name:
-            fail("name", name, "omitted with --pretrained, or a catalog name")
+            raise BadValue(f"name {name!r} and --pretrained cannot be combined, because {name!r} is not a catalog name")
         _list_pretrained(as_json=json)
         return
     if not name:
@@ -89,7 +89,7 @@ def _list_pretrained(as_json: bool) -> None:
         row = (str(entry.image_size), f"{entry.parameters:,.1f} M", top1, entry.license, entry.preset or "-")
         table.add_row(name, *row)
     console().print(table)
-    console().print("top-1 is on ImageNet-1k; `vitreous info NAME` shows how it was measured", soft_wrap=True)
+    console().print("top-1: accuracy on ImageNet-1k; `vitreous info NAME` shows how it was measured", soft_wrap=True)
 
 
 def _print_pretrained(name: str, as_json: bool) -> None:
@@ -114,13 +114,13 @@ def _print_pretrained(name: str, as_json: bool) -> None:
 
 
 def _record(entry: Pretrained) -> dict[str, Any]:
-    """Return an entry with plain counts and fractions, like all other JSON output."""
+    """Return a catalog entry for JSON output. Millions become counts, and percentages become fractions."""
     top1 = None if entry.top1 is None else round(entry.top1 / 100, 4)
     return {"source": entry.source, **vars(entry), "parameters": round(entry.parameters * 1e6), "top1": top1}
 
 
 def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tuple["ModelConfig", dict[str, Any]]:
-    """Return the config and provenance of a preset or checkpoint without reading its weights."""
+    """Return the config and provenance of a preset or a checkpoint without reading weights."""
     from vitreous.model.presets import PRESETS, configure
 
     if name not in PRESETS and (name.startswith(HUB_PREFIX) or Path(name).exists()):
@@ -149,7 +149,7 @@ def _rows(config: "ModelConfig", costs: dict[str, int]) -> list[tuple[str, str]]
         ("operations", f"{giga:,.2f} GFLOPs per image, forward only ({giga / 2:,.2f} GMACs)"),
         ("training memory", f"{mib:,.0f} MiB of activations per image in float32, {mib / 2:,.0f} in bfloat16"),
         ("image", f"{config.image_size[0]} x {config.image_size[1]}, {plural(config.channels, 'channel')}"),
-        ("classes", str(config.num_classes or "none (returns pooled features)")),
+        ("output", config.output_kind.output.format(classes=config.num_classes)),
         *config.details(),
         (
             "preprocessing",

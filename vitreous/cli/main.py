@@ -1,4 +1,4 @@
-"""Entry point of the `vitreous` command, which exits with 2 for invalid arguments and 1 for invalid data.
+"""Entry point of the `vitreous` command. The exit status is 2 for invalid arguments and 1 for invalid data.
 
 Commands import torch only when they run, which keeps `--help` fast.
 """
@@ -37,7 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # None cannot be typed; omit the flag instead
-# Flag names in other tools that are too different from ours for the parser to suggest a replacement.
+# Flags of other tools whose names are too different from ours for the parser to suggest a replacement.
 OTHER_NAMES = {
     "--learning-rate": "--lr", "--wd": "--weight-decay", "--bs": "--batch-size", "--drop-path": "--stochastic-depth",
     "--label-smoothing": "--smoothing", "--pretrained": "--init", "--data-dir": "--data", "--output-dir": "--out",
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def train_recipe(config: TrainConfig) -> None:
-    """Run a recipe (`python -m recipes.NAME`). Command-line flags override its config."""
+    """Run a recipe (`python -m recipes.NAME`). Command-line flags override fields of its config."""
     spin_briefly()
     print_own_warnings()
     try:
@@ -96,7 +96,7 @@ def reject_other_names(words: Sequence[str]) -> None:
 
 
 def reject_bare_data(words: Sequence[str]) -> None:
-    """Reject a data set that is given without its flag, and name the flag."""
+    """Reject a data set that is given without `--data` or `data check`, and suggest what to type."""
     arguments = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     before = {"train": 1, "eval": 2}.get(words[0] if words else "")  # number of words before the data set
     if before is not None and len(arguments) > before:
@@ -106,7 +106,7 @@ def reject_bare_data(words: Sequence[str]) -> None:
 
 
 def numbers_last(words: Sequence[str]) -> list[str]:
-    """Move --image-size to the end, so that the positional argument after it is not parsed as another number.
+    """Move --image-size to the end, so that a positional argument after it is not parsed as another number.
 
     >>> numbers_last(["predict", "runs/first/best", "--image-size", "64", "cat.jpg"])
     ['predict', 'runs/first/best', 'cat.jpg', '--image-size', '64']
@@ -121,13 +121,13 @@ def numbers_last(words: Sequence[str]) -> list[str]:
 
 
 def lists_together(words: Sequence[str]) -> list[str]:
-    """Merge repeated list options, because the parser keeps only the last one.
+    """Merge repeated list options, because the parser keeps only the last occurrence.
 
     >>> lists_together(["train", "--set", "depth=2", "--steps", "3", "--set", "registers=4"])
     ['train', '--steps', '3', '--set', 'depth=2', 'registers=4']
     """
     rest = list(words)
-    for option in ("--set", "--ignore"):
+    for option in ("--set", "--ignore", "--target"):
         if "--" in rest or sum(word.split("=")[0] == option for word in rest) < 2:
             continue
         remaining, values, inside = [], [], False
@@ -148,7 +148,7 @@ def lists_together(words: Sequence[str]) -> list[str]:
 
 
 def exit_with_error(error: Exception) -> NoReturn:
-    """Print an error as one escaped line, and exit with 2 for an invalid argument or 1 for invalid data."""
+    """Print an error as one escaped line. Exit with status 2 for an invalid argument or 1 for invalid data."""
     if isinstance(error, BrokenPipeError):  # as in `vitreous info | head -3`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # avoids an error message from Python at exit
         sys.exit(1)
@@ -157,7 +157,7 @@ def exit_with_error(error: Exception) -> NoReturn:
 
 
 def print_own_warnings() -> None:
-    """Print each of Vitreous's own warnings as one line on stderr, on rank 0 only; show other warnings as usual."""
+    """Print each warning of Vitreous as one line on stderr, only in the first process. Other warnings are unchanged."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:

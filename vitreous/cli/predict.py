@@ -23,25 +23,26 @@ def predict(
     json: bool = False,
     out: Path | None = None,
 ) -> None:
-    """Predict labels for images, or masks if the model is a segmenter.
+    """Predict labels for images, numbers if the model is a regression model, or masks if it is a segmenter.
 
     Example: vitreous predict runs/first/best cat.jpg "holiday/*.png"
 
     Args:
-        checkpoint: Checkpoint folder such as runs/first/best, another library's weight file, a catalog name such as
+        checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
             dinov2-s, or hf-hub:owner/name.
         images: Image files, folders or globs, or `-` to read paths from standard input.
-        top: Labels per image; 5 by default.
-        coverage: Also report a set of labels that contains the true label with this probability, e.g. 0.9. Needs a
-            calibrated checkpoint (see `vitreous calibrate`).
-        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
-        flip: Average each prediction with that for the mirrored image.
+        top: Number of labels per image; 5 by default. A multi-label classifier also reports all labels that reach their
+            thresholds.
+        coverage: Also report a set of labels that contains the true label with this probability, e.g. 0.9. This needs
+            a calibrated checkpoint (see `vitreous calibrate`).
+        image_size: Input size, by default that of the checkpoint. Position embeddings are resampled.
+        flip: Average the predictions for each image and its mirror image.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
-        decode: JPEG decoding; `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
+        decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
         json: Print one line of JSON per image instead of a table.
-        out: Output file (.json, .jsonl, .csv or .parquet); for a segmenter, output folder for masks and overlays.
+        out: Output file (.json, .jsonl, .csv or .parquet) or, for a segmenter, output folder for masks and overlays.
     """
     options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "json", "out")}
     from vitreous.cli.prediction_output import output_results

@@ -12,10 +12,11 @@ from rich.text import Text
 
 from vitreous.common.text import clean, json_text, one_line, plural, printable
 from vitreous.common.text import console as standard_output
-from vitreous.inference import Prediction, Results, Segmentation
+from vitreous.inference import MultiLabelPrediction, NumberPrediction, Prediction, Results, Segmentation
 from vitreous.inference.prediction_files import MaskFolder, as_dict, write
 
-ROWS = 1024  # rows that are printed as one table, with the same column widths
+Result = Prediction | MultiLabelPrediction | NumberPrediction
+ROWS = 1024  # number of rows that are printed as one table with the same column widths
 SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed
 
 
@@ -35,30 +36,19 @@ def output_results(results: Results[Any], as_json: bool, out: Path | None) -> No
         print("use --out FOLDER to write masks and overlays", file=sys.stderr)
 
 
-def print_table(predictions: Iterable[Prediction], console: Console | None = None) -> None:
-    """Print one row per image: file name, best label with its probability, and the next best labels.
-
-    With a coverage, the label set replaces the next best labels. Images unlike the training images are marked.
-    """
+def print_table(predictions: Iterable[Result], console: Console | None = None) -> None:
+    """Print one row per image: file name and prediction."""
     console = console or standard_output()
     remaining, header = iter(predictions), True
     while group := list(itertools.islice(remaining, ROWS)):
-        sets = any(prediction.label_set is not None for prediction in group)
-        table = Table("image", "label", "probability", "label set" if sets else "other labels", box=None)
+        rows = [prediction.printed() if prediction.error is None else None for prediction in group]
+        table = Table("image", *next(filter(None, rows), {"label": None}), box=None)
         table.show_header = header
         header = False
-        for prediction in group:
+        for prediction, row in zip(group, rows, strict=True):
+            error = Text(f"error: {clean(prediction.error or '')}", style="red")
             name = Text(one_line(clean(prediction.name)), overflow="fold")
-            if prediction.error is not None:
-                table.add_row(name, Text(f"error: {clean(prediction.error)}", style="red"))
-                continue
-            first, *rest = prediction.predictions
-            shown = rest if prediction.label_set is None else prediction.label_set
-            others = Text(clean(", ".join(f"{label.label} {label.probability:.1%}" for label in shown)))
-            best = Text(clean(first.label), style="bold")
-            if prediction.unknown:
-                best.append(" (unknown?)", style="yellow")
-            table.add_row(name, best, f"{first.probability:.1%}", others)
+            table.add_row(name, *([error] if row is None else row.values()))
         console.print(table)
 
 
@@ -80,11 +70,11 @@ def _output_masks(results: Results[Segmentation], as_json: bool, out: Path | Non
 
 
 def _print_summary(results: Results[Any], out: Path | None) -> None:
-    """Print the number of images, the output path and the speed; raise ValueError if every image failed."""
+    """Print the number of images, the output path and the speed. Raise ValueError if no image could be read."""
     in_file = out is not None and out.is_file()
     if results.images and results.errors == results.images:
-        where = f" (see {out})" if in_file else ""
-        raise ValueError(f"no image could be read: {results.errors} of {results.images} failed{where}")
+        where = f"; see {out}" if in_file else ""
+        raise ValueError(f"no image could be read ({plural(results.images, 'image')} given){where}")
     reasons = " (see the `error` field)" if in_file else ""
     broken = f", {results.errors} unreadable{reasons}" if results.errors else ""
     speed = f"{results.engine.throughput.images_per_second:.1f} images/s on {results.engine.device}"

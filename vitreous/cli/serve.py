@@ -36,11 +36,11 @@ def serve(
     Example: vitreous serve runs/first/best --open
 
     Args:
-        checkpoints: One or more checkpoint folders such as runs/first/best, other libraries' weight files,
-            catalog names such as dinov2-s, or hf-hub:owner/name.
+        checkpoints: One or more checkpoint folders such as runs/first/best, weight files from other libraries, catalog
+            names such as dinov2-s, or hf-hub:owner/name.
         host: Address to listen on; 0.0.0.0 accepts connections from other machines.
-        port: Port to listen on; 0 picks a free one.
-        image_size: Input size, if different from the checkpoint's; position embeddings are resampled.
+        port: Port to listen on; 0 picks a free port.
+        image_size: Input size, by default that of the checkpoint. Position embeddings are resampled.
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
         max_batch: Maximum number of images per batch.
@@ -48,7 +48,7 @@ def serve(
         queue: Maximum number of waiting requests; further requests get status 429.
         max_body_mb: Maximum request size in megabytes.
         max_pixels: Maximum number of pixels per image, checked before decoding.
-        timeout: Time limit per request in seconds; ten times as long for explanations.
+        timeout: Time limit per request in seconds; explanations may take ten times as long.
         api_key_file: File with the API key that requests must send. Alternatively, set VITREOUS_API_KEY.
         open: Open the page in a web browser.
     """

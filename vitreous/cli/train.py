@@ -27,7 +27,7 @@ FIELDS = PrimitiveConstructorSpec[Mapping[str, Any]](
 
 @dataclass(frozen=True)
 class Flags(TrainConfig):
-    """TrainConfig as command-line flags: `overrides` becomes --set, and option groups get headings."""
+    """TrainConfig as command-line flags. `overrides` becomes --set, and option groups get headings."""
 
     data: Annotated[str, arg(metavar="DATA")] = ""
     init: Annotated[str | None, arg(metavar="CHECKPOINT|NAME")] = None
@@ -37,10 +37,11 @@ class Flags(TrainConfig):
     """Other fields of the model config, as field=JSON, e.g. --set registers=4 'position={"kind": "Rotary2d"}'."""
     optim: Annotated[Optim, arg(name="optimizer")] = field(default_factory=Optim)
     augment: Annotated[Augment, arg(name="augmentation")] = field(default_factory=Augment)
+    cache_features: Suppress[bool | None] = None
     compile: Suppress[bool | Literal["blocks"] | None] = None  # set by the next two flags
     compile_always: Annotated[bool, arg(name="compile")] = False
     """Compile the whole model with torch.compile, which takes a minute. By default, only the transformer blocks are
-    compiled, which takes a few seconds, and only on a GPU if that makes the run shorter."""
+    compiled, which takes seconds, and only on a GPU and if that makes the run shorter."""
     no_compile: bool = False
     """Disable torch.compile."""
 
@@ -58,7 +59,7 @@ class Flags(TrainConfig):
 
 
 def train(flags: Annotated[Flags, arg(name="")]) -> None:
-    """Train a model on a folder of images or another data set. Settings you omit are chosen automatically.
+    """Train a model on a folder of images or another data set. Settings that you omit are chosen automatically.
 
     Example: vitreous train --data images/ --out runs/first
     """
@@ -66,7 +67,7 @@ def train(flags: Annotated[Flags, arg(name="")]) -> None:
 
 
 def run_flags(config: TrainConfig, command: str) -> None:
-    """Train; if a signal interrupts the run, exit with 128 + the signal number."""
+    """Train a model. If a signal interrupts the run, exit with status 128 + the signal number."""
     from vitreous.training.run import Interrupted, train
 
     try:

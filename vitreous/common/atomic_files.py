@@ -6,7 +6,7 @@ On a file system with atomic renames:
   folders in one step (Linux can), `recover` restores the old folder after a crash between two renames.
 - If the `with` block fails or the disk is full, `path` is unchanged and the temporary files are removed. The next save
   to the same path removes temporary files left by a killed process.
-- If two processes save to the same path, the last one wins and their files are never mixed.
+- If two processes save to the same path, the last save wins, and the files of the two saves are never mixed.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ FULL = {errno.ENOSPC: "no space left on device", errno.EDQUOT: "disk quota excee
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary path with the same suffix. The file there replaces `path` if the block succeeds.
+    """Yield a temporary path with the suffix of `path`. The file written there replaces `path` if the block succeeds.
 
-    `needed`: Number of bytes to write, if known, for the error message when the disk is full.
+    `needed`: Number of bytes to write, if known. It is reported if the disk is full.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
@@ -52,7 +52,7 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """Yield an empty temporary folder that replaces the folder at `path` if the block succeeds.
 
-    `ours`: Patterns of files to replace; other files are copied from the old folder. None replaces everything.
+    `ours`: Patterns of files to replace; other files are copied from the old folder. If None, all files are replaced.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
@@ -75,7 +75,7 @@ def atomic_folder(
 
 
 def foreign_files(folder: Path, ours: Sequence[str]) -> list[str]:
-    """List the files below a folder that match none of the patterns, as relative paths."""
+    """Return the relative paths of the files, including those in subfolders, that match none of the `ours` patterns."""
     found = []
     for parent, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -87,7 +87,7 @@ def foreign_files(folder: Path, ours: Sequence[str]) -> list[str]:
 
 
 def recover(path: str | os.PathLike[str]) -> None:
-    """Restore the old folder after a crash between two renames; otherwise do nothing."""
+    """Restore the old folder at `path` if a save to `path` crashed between two renames. Otherwise do nothing."""
     path = Path(os.path.realpath(path))
     old = _old(path)
     for _ in range(20):
@@ -117,7 +117,7 @@ def _put_in_place(aside: Path, path: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one step; return False if the system does not support it."""
+    """Swap two folders in one step. Return False if the system does not support such a swap."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
@@ -142,7 +142,7 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def _aside(path: Path, needed: int | None, folder: bool) -> Iterator[Path]:
-    """Yield a new file or folder next to `path`, and remove it on failure. Report a full disk as OSError."""
+    """Yield a temporary file or folder beside `path`, and remove it on failure. Raise OSError if the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in _left_aside(path):
         with _lock(left) as free:
@@ -179,7 +179,7 @@ def _create_locked(path: Path, folder: bool) -> tuple[Path, int | None]:
         try:
             descriptor = os.open(aside, os.O_RDONLY)
         except FileNotFoundError:
-            continue  # another process removed it before it was locked
+            continue  # another process removed the path before it was locked
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if aside.exists():
             return aside, descriptor
@@ -208,7 +208,7 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(aside: Path) -> Iterator[bool]:
-    """Lock a temporary path and yield True, or yield False if a running process uses it."""
+    """Lock a temporary path and yield True. Yield False if another process uses the path or it was removed."""
     try:
         descriptor = os.open(aside, os.O_RDONLY) if fcntl else None
     except OSError:
@@ -233,7 +233,7 @@ def _in_use(aside: Path) -> bool:
 
 
 def _reason(error: BaseException | None) -> int | None:
-    """Return the errno if the error or one of its causes is a full disk, otherwise None."""
+    """Return the errno if a full disk caused the error, otherwise None."""
     while error is not None:
         for code in FULL:
             if getattr(error, "errno", None) == code or os.strerror(code) in str(error):

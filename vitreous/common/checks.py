@@ -39,7 +39,7 @@ def check_positive(field: str, value: object) -> None:
 
 
 def check_fraction(field: str, value: object) -> None:
-    """Check a drop probability, which must be less than 1."""
+    """Check that a drop probability is at least 0 and less than 1."""
     check_real(field, value, 0, 1)
     if value == 1:
         fail(field, value, "less than 1, because 1 would drop everything")
@@ -56,7 +56,7 @@ def check_choice(field: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def check_words(config: Any) -> None:
-    """Check that every Literal field of a dataclass, also in nested ones, has an allowed value."""
+    """Check that every Literal field of a dataclass and its nested dataclasses has an allowed value."""
     for field, hint in get_type_hints(type(config)).items():
         value, kinds = getattr(config, field), (hint, *get_args(hint))
         if dataclasses.is_dataclass(value):
@@ -88,18 +88,18 @@ def check_numbers(field: str, value: object) -> None:
 
 
 def as_size(value: int | Sequence[int]) -> Size:
-    """Convert one integer (a square) or two to (height, width)."""
+    """Convert one integer (the side of a square) or two integers to (height, width)."""
     try:
         sides = [operator.index(side) for side in (value if isinstance(value, Iterable) else (value,))]
     except TypeError:
         sides = []
     if len(sides) not in (1, 2):
-        fail("image_size", value, "one integer (square) or two (height, width)")
+        fail("image_size", value, "one integer (the side of a square) or two integers (height, width)")
     return (sides[0], sides[-1])
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """Return ' (did you mean ...?)' if the word is similar to an allowed one, otherwise ''."""
+    """Return ' (did you mean ...?)' if the word is similar to an allowed word, otherwise ''."""
     lowered = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(word.lower(), list(lowered), n=1)
     return f" (did you mean {lowered[close[0]]!r}?)" if close else ""
@@ -111,7 +111,7 @@ def path_suggestion(path: Path) -> str:
     while not missing.parent.exists() and missing.parent != missing:
         missing = missing.parent
     try:
-        hint = suggestion(missing.name, set(os.listdir(missing.parent)) - {missing.name})  # it may be a dangling link
+        hint = suggestion(missing.name, set(os.listdir(missing.parent)) - {missing.name})  # a dangling link is listed
     except OSError:  # not a folder, or not readable
         hint = ""
     return hint if missing == path else f": {str(missing)!r} does not exist{hint}"

@@ -1,7 +1,7 @@
 """Converts config dataclasses to JSON dictionaries and back, with the class name under `"kind"`.
 
-Decoding is strict: an unknown field or a value of the wrong type raises an error that names its path. Missing fields
-get their defaults.
+Decoding is strict: unknown fields and values of the wrong type raise errors that name the path of the field. Missing
+fields get their defaults.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(expected: type[T], data: object, path: str = "config") -> T:
-    """Build the dataclass that `data` describes."""
+    """Build an instance of `expected` from a dictionary of its fields. Errors use `path` as the name of `data`."""
     if not isinstance(data, dict):
         raise ValueError(f"{path} must be an object with the fields of {expected.__name__}, got {data!r}")
     hints = get_type_hints(expected)
@@ -56,7 +56,7 @@ def decode(hint: Any, value: object, path: str) -> Any:
     if origin is tuple:
         return _decode_tuple(arguments, value, path)
     if origin is Literal:
-        return value  # the dataclass checks the choice
+        return value  # the dataclass checks the value
     if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if hint is Path and isinstance(value, str | Path):
@@ -78,7 +78,7 @@ def _encode(value: Any) -> Any:
 
 def _decode_tuple(arguments: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
     if arguments == (int, int) and type(value) is int:
-        value = (value, value)  # squares may be given as one number
+        value = (value, value)  # one number stands for a square
     if not isinstance(value, list | tuple):
         raise ValueError(f"{path} must be a list, got {value!r}")
     if arguments[-1] is Ellipsis:
@@ -124,7 +124,7 @@ def parse_fields(texts: tuple[str, ...]) -> dict[str, Any]:
     for text in texts:
         name, _, value = text.partition("=")
         try:
-            fields[name] = json.loads(value)  # "" is not JSON
+            fields[name] = json.loads(value)  # also fails if there is no "="
         except json.JSONDecodeError:
             fail("set", text, 'field=JSON, e.g. registers=4 or \'position={"kind": "Rotary2d"}\'')
     return fields

@@ -1,4 +1,4 @@
-"""Device and dtype selection, placement of modules, and the memory of a device."""
+"""Device and dtype selection, placement of models, and device memory."""
 
 import copy
 import os
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=nn.Module)
 def choose_device(device: str | torch.device | None, current: torch.device | None = None) -> torch.device:
     """Resolve a device. "auto" prefers CUDA, then MPS, then the CPU.
 
-    None keeps the `current` device if it is an accelerator, and otherwise means "auto".
+    None means the `current` device if that is an accelerator, otherwise "auto".
     """
     if device is None and current is not None and current.type != "cpu":
         return current
@@ -36,13 +36,13 @@ def choose_device(device: str | torch.device | None, current: torch.device | Non
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return bfloat16 for "bf16" and, on GPUs that support it, for "auto". Otherwise return float32."""
+    """Return bfloat16 for "bf16", and for "auto" on GPUs that support bfloat16. Otherwise return float32."""
     supported = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if precision == "bf16" or (precision == "auto" and supported) else torch.float32
 
 
 def placed(model: M, device: torch.device, dtype: torch.dtype) -> M:
-    """Return the model itself if it already has this dtype and is on this device, otherwise a converted copy."""
+    """Return the model itself if it already has `dtype` and is on `device`, otherwise a converted copy."""
     tensors = [*model.parameters(), *model.buffers()]
     there = {
         id(tensor): tensor.detach().to(device, dtype if tensor.is_floating_point() else tensor.dtype)
@@ -65,7 +65,7 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 def check_bytes(needed: int, device: torch.device, subject: str, advice: str) -> None:
-    """Raise ValueError if `subject` needs more memory than the device has."""
+    """Raise ValueError if `needed` bytes exceed the device's memory. The error names `subject` and gives `advice`."""
     memory = total_memory(device)
     if needed > memory:
         raise ValueError(
@@ -74,7 +74,7 @@ def check_bytes(needed: int, device: torch.device, subject: str, advice: str) ->
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the memory of the GPU, or of the machine or container, in bytes."""
+    """Return the total memory in bytes of the GPU or, for other devices, of the machine or container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     limits = [int(text) for file in LIMITS if (text := _content(Path(file))).isdigit()]  # not "max"
@@ -84,14 +84,16 @@ def total_memory(device: torch.device) -> int:
 
 
 def free_memory(device: str) -> int:
-    """Return the memory, in bytes, that is available to this process on the device."""
+    """Return the free memory, in bytes, that this process can use on the device."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if found := re.search(r"^MemAvailable: *(\d+) kB$", _content(Path(MEMINFO)), re.MULTILINE):
-        free = int(found[1]) << 10  # unlike the free pages, this includes caches
-    else:
+        free = int(found[1]) << 10  # unlike the number of free pages, this includes caches
+    elif "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:  # macOS and Windows do not report it
+        free = total_memory(torch.device("cpu")) // 2
     return min(free, total_memory(torch.device("cpu"))) // processes
 
 

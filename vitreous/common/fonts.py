@@ -18,7 +18,10 @@ Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 def font_for(text: str) -> Font | None:
-    """Return a font with glyphs for all of the text, or None. Without matplotlib, only Latin-1 is supported."""
+    """Return a font with glyphs for all characters in `text`, or None if there is no such font.
+
+    Characters outside Latin-1 require matplotlib.
+    """
     if all(ord(letter) < 256 for letter in text):
         return ImageFont.load_default()
     return next((font for font, letters in _installed() if set(map(ord, text)) <= letters), None)
@@ -26,7 +29,7 @@ def font_for(text: str) -> Font | None:
 
 @cache
 def _installed() -> list[tuple[Font, frozenset[int]]]:
-    """List installed fonts in order of preference, each with its code points."""
+    """Return the installed fonts in order of preference, each with the code points that it can draw."""
     try:
         from matplotlib.font_manager import fontManager, get_font
     except ImportError:

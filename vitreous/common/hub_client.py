@@ -1,6 +1,6 @@
 """Downloads listings and files from an untrusted Hugging Face Hub to huggingface_hub's cache.
 
-huggingface_hub does not limit the size or duration of responses, and derives cache file names from their headers.
+huggingface_hub does not limit the size or duration of responses, and derives cache file names from response headers.
 Inside `exchange()`, a custom HTTP transport limits and checks responses. Requests by other code are not affected.
 """
 
@@ -39,7 +39,7 @@ def metadata() -> contextlib.AbstractContextManager[None]:
 
 
 def fetch(repository: str, files: Collection[RepoSibling], revision: str | None, repo_type: str = "model") -> Path:
-    """Download the listed files to the cache, verify their checksums, and return the snapshot folder."""
+    """Download `files` of a repository to the cache, verify their checksums, and return the snapshot folder."""
     pace = Pace(f"{constants.ENDPOINT}: the download of {repository}")
 
     def fetch_file(file: RepoSibling) -> Path:
@@ -72,7 +72,7 @@ def fetch(repository: str, files: Collection[RepoSibling], revision: str | None,
 
 
 def _check_sum(folder: Path, file: RepoSibling) -> None:
-    """Verify the SHA-256 of an LFS file or the git hash of any other file; remove the file on a mismatch."""
+    """Verify the SHA-256 of an LFS file or the git hash of any other file. Remove the file on a mismatch."""
     path = folder / file.rfilename
     with path.open("rb") as stream:
         if file.lfs is not None:
@@ -88,7 +88,7 @@ def _check_sum(folder: Path, file: RepoSibling) -> None:
 
 
 def _remove(folder: Path, path: Path) -> None:
-    """Remove a file from a snapshot, and its blob if it links to one in the cache."""
+    """Remove a file from a snapshot. If the file is a link to a blob in the cache, also remove the blob."""
     blob = Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else None
     path.unlink()
     if blob is not None and blob.parent == folder.parents[1] / "blobs":  # next to snapshots/COMMIT/
@@ -170,7 +170,7 @@ class BoundedTransport(httpx2.BaseTransport):
         if exchange is None:
             return self.transport.handle_request(request)
         if exchange.pace is not None:
-            exchange.pace.add(0)  # so that repeated broken connections count as slow
+            exchange.pace.add(0)  # time spent on broken connections counts too
         request.headers["Accept-Encoding"] = "identity"  # compressed responses could be decompression bombs
         if not may_see_token(request.url):
             request.headers.pop("Authorization", None)
@@ -243,7 +243,7 @@ def _named(request: httpx2.Request) -> str:
 
 
 def _deadline(request: httpx2.Request) -> float | None:
-    """Return the deadline for a complete response, including the time to send the request body."""
+    """Return the deadline for sending the request and receiving the response, or None if the upload size is unknown."""
     if "Transfer-Encoding" in request.headers:
         return None  # an upload of unknown length
     to_send = int(request.headers.get("Content-Length") or 0)
@@ -255,7 +255,10 @@ def _is_file(exchange: Exchange, request: httpx2.Request, response: httpx2.Respo
 
 
 def may_see_token(url: httpx2.URL) -> bool:
-    """Return True if `url` may receive the token: the configured Hub, or the official one that mirrors redirect to."""
+    """Return True if the token may be sent to `url`, because `url` is on the configured Hub or on the official Hub.
+
+    The official Hub is included because mirrors redirect to it.
+    """
     hub = httpx2.URL(constants.ENDPOINT)
     upgraded = url.scheme == "https" and url.host == hub.host
     return upgraded or url.origin in (hub.origin, httpx2.URL(OFFICIAL).origin)
@@ -301,7 +304,7 @@ def _requested_wait(response: httpx2.Response) -> int:
 
 
 def check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> None:
-    """Reject redirects from HTTPS to HTTP, and redirects of repository requests to other hosts."""
+    """Reject redirects from HTTPS to HTTP. For repository requests, also reject redirects to other hosts."""
     location = response.headers["Location"]
     try:
         target = request.url.join(location)
@@ -310,11 +313,14 @@ def check_redirect(exchange: Exchange, request: httpx2.Request, response: httpx2
     schemes = ("https",) if request.url.scheme == "https" else ("http", "https")
     good = target.scheme in schemes and target.host
     if not good or (exchange.file is None and not may_see_token(target)):
-        raise BadResponse(f"{_named(request)} redirects to {location[:200]!r}, which is not allowed")
+        raise BadResponse(
+            f"{_named(request)} redirects to {location[:200]!r}, which is not allowed: a redirect must be a valid URL, "
+            "keep HTTPS and, for repository requests, stay on the Hub"
+        )
 
 
 def _check_size(exchange: Exchange, request: httpx2.Request, response: httpx2.Response) -> int:
-    """Return the maximum body size. Raise BadResponse for sizes that are too large or inconsistent."""
+    """Return the maximum size of the body. Raise BadResponse if a declared size is too large or inconsistent."""
     length = response.headers.get("Content-Length")
     if exchange.file is not None and request.method == "HEAD" and not response.is_error:
         size = response.headers.get("X-Linked-Size") or (None if response.is_redirect else length)
@@ -339,7 +345,7 @@ def _check_size(exchange: Exchange, request: httpx2.Request, response: httpx2.Re
 
 
 def check_space(name: str, size: int) -> None:
-    """Raise OSError if the disk of the cache has less than `size` bytes free."""
+    """Raise OSError if fewer than `size` bytes are free on the disk that contains the cache."""
     cache = Path(constants.HF_HUB_CACHE).absolute()
     free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free
     if size > free:

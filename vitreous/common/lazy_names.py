@@ -6,7 +6,7 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package. `homes` maps each name to the module that defines it."""
+    """Return the `__getattr__` and `__dir__` functions of a package. `homes` maps names to their modules."""
 
     def get(name: str) -> Any:
         if name not in homes:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
-STALL_SECONDS = 30.0  # without receiving any data
+STALL_SECONDS = 30.0  # maximum time without receiving any data
 WINDOW_SECONDS = 60.0  # over which the download rate is measured
 MIN_BYTES_PER_SECOND = 4096  # half the rate of a throttled 64 kbit/s mobile connection
 
@@ -19,9 +19,10 @@ class BadResponse(OSError):
 
 
 class BackgroundReader(Generic[T]):
-    """Runs a blocking generator in a daemon thread, which lets the caller stop waiting for the next item.
+    """Runs a blocking generator in a daemon thread, so that the caller can stop waiting for the next item.
 
-    A socket timeout is not enough: a server that sends a header or TLS handshake byte by byte keeps resetting it.
+    A socket timeout is not enough: a server that sends a header or TLS handshake byte by byte keeps resetting
+    the timeout.
     """
 
     def __init__(self, items: Callable[[], Generator[T, None, None]]) -> None:
@@ -48,7 +49,7 @@ class BackgroundReader(Generic[T]):
                 return
 
     def next(self, seconds: float | None) -> T | None:
-        """Return the next item, or None at the end. Raise queue.Empty after `seconds`, or the generator's error."""
+        """Return the next item, or None at the end. Raise queue.Empty after `seconds`. Re-raise generator errors."""
         item, error = self._entries.get(timeout=None if seconds is None else max(seconds, 0.001))
         if error is not None:
             raise error
@@ -68,7 +69,7 @@ class Pace:
         self._start, self._bytes = time.monotonic(), 0
 
     def add(self, count: int) -> None:
-        """Add to the number of received bytes. Raise BadResponse if the last window was too slow."""
+        """Add `count` received bytes. Raise BadResponse if the download was too slow in the last WINDOW_SECONDS."""
         with self._lock:
             self._bytes += count
             seconds = time.monotonic() - self._start
@@ -82,7 +83,7 @@ class Pace:
             self._start, self._bytes = time.monotonic(), 0
 
     def next(self, reader: BackgroundReader[bytes]) -> bytes | None:
-        """Return the next chunk, or None at the end. Raise BadResponse if the download stalls or is too slow."""
+        """Return the reader's next chunk, or None at the end. Raise BadResponse if the download stalls or is slow."""
         stalled_at = time.monotonic() + STALL_SECONDS
         while True:
             self.add(0)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
-Report = Callable[[str, int, int], None]  # stage, number of finished items, number of all items
+Report = Callable[[str, int, int], None]  # stage, number of finished items, total number of items
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
+    """Ignore a progress report."""
 
 
 def tracked(items: Iterable[T], stage: str, total: int, report: Report) -> Iterator[T]:

@@ -12,7 +12,7 @@ _MIX1, _MIX2 = -4658895280553007687, -7723592293110705685
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift (torch's own shift is arithmetic)."""
+    """Shift right logically. The `>>` of torch is an arithmetic shift."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -26,8 +26,8 @@ def hash_bits(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 class SampleRng:
     """Random numbers for a batch of samples in one epoch, with an independent stream for each purpose.
 
-    The numbers are pure functions of (seed, epoch, index), the same in every process and batch. There is no generator
-    state to save, and a resumed run sees the same crops, flips and mixes with any number of workers.
+    The numbers are pure functions of (seed, epoch, index, purpose), and are the same in every process and batch. There
+    is no generator state to save, and a resumed run uses the same numbers with any number of workers.
     """
 
     def __init__(self, seed: int, epoch: int, indices: Int[Tensor, "b"]):
@@ -37,14 +37,14 @@ class SampleRng:
     def to(self, device: torch.device) -> "SampleRng":
         """Return a copy that draws the same numbers on another device.
 
-        Only the keys are copied, because larger copies to a GPU block until its queued work is done.
+        Only the keys are copied. Copying more data to a GPU would block until the GPU has finished its queued work.
         """
         moved = copy.copy(self)
         moved.keys = self.keys.to(device, non_blocking=True)
         return moved
 
     def uniform(self, purpose: str, count: int | None = None) -> Float[Tensor, "b *count"]:
-        """Draw one number in [0, 1) per sample, or `count` numbers per sample."""
+        """Draw one number in [0, 1) per sample or, if `count` is given, `count` numbers per sample."""
         keys = hash_bits(self.keys ^ zlib.crc32(purpose.encode()))
         if count is not None:
             keys = hash_bits(keys[:, None] + _GOLDEN * torch.arange(1, count + 1, device=keys.device))

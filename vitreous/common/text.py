@@ -42,7 +42,7 @@ def _escaped(text: str, keep: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Encode as one line of JSON with non-ASCII text unescaped and invisible characters escaped."""
+    """Encode a value as one line of JSON. Non-ASCII text is not escaped, except for invisible characters."""
     text = json.dumps(value, ensure_ascii=False)
     if text.isprintable():
         return text
@@ -50,7 +50,7 @@ def json_text(value: Any) -> str:
 
 
 class SafeConsole(Console):
-    """Rich console that escapes control characters in its output, except those of its own styles."""
+    """Rich console that escapes control characters in texts, but not in its own style codes."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -67,7 +67,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def listed(names: Collection[str], limit: int = 5) -> str:
-    """Return the first few names in quotes, followed by the number of remaining ones.
+    """Return the first few names in quotes, followed by the number of remaining names.
 
     >>> listed(["a", "b", "c"], limit=2)
     "'a', 'b' and 1 more"
@@ -76,18 +76,18 @@ def listed(names: Collection[str], limit: int = 5) -> str:
 
 
 def first_few(texts: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
-    """Join the first few texts, followed by the number of remaining ones."""
+    """Join the first few texts, and append the number of remaining texts."""
     return separator.join(texts[:limit]) + (f" and {len(texts) - limit:,} more" if len(texts) > limit else "")
 
 
 # ---- The console -----------------------------------------------------------------------------------------------------
 
 
-UNBOUNDED = 1 << 16  # columns; longer than any path
+UNBOUNDED = 1 << 16  # number of columns; more than the length of any path
 
 
 def console(markup: bool = False, soft_wrap: bool = False) -> SafeConsole:
-    """Return a console for stdout that escapes control characters and does not wrap lines if stdout is piped."""
+    """Return a console for stdout that escapes control characters. If stdout is piped, lines are not wrapped."""
     if sys.stdout.isatty():
         return SafeConsole(markup=markup, emoji=False, highlight=False, soft_wrap=soft_wrap)
     trimmed = cast(IO[str], _Trimmed())
@@ -95,7 +95,7 @@ def console(markup: bool = False, soft_wrap: bool = False) -> SafeConsole:
 
 
 class _Trimmed:
-    """Standard output without the trailing spaces of padded table rows."""
+    """Wrapper of stdout that removes trailing spaces, such as those of padded table rows."""
 
     @property
     def encoding(self) -> str:

@@ -1,4 +1,4 @@
-"""Thread settings, the number of cores, and calls in threads.
+"""Thread settings, the number of cores, and function calls in threads.
 
 The command line imports this module before torch, so that the settings take effect.
 """
@@ -19,7 +19,7 @@ CHUNK = 4096  # items submitted at a time
 
 
 def spin_briefly() -> None:
-    """Let OpenMP threads sleep after microseconds of spinning instead of milliseconds.
+    """Make idle OpenMP threads sleep after spinning for microseconds instead of milliseconds.
 
     A spinning thread occupies a core that other programs or decoding workers need. With this setting, a ViT-Ti/16 step
     on two busy cores takes 0.55 to 1.1 s instead of 2.4 to 3.1 s.
@@ -33,9 +33,9 @@ def cores() -> int:
 
 
 def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:
-    """Call a function for each item in threads, and yield the results in order.
+    """Call a function on each item in a thread pool, and yield the results in the order of the items.
 
-    Image decoders and torch release Python's lock, so threads are as fast as processes.
+    Image decoders and torch release the GIL, so threads are as fast as processes.
     """
     import torch
 
@@ -50,7 +50,7 @@ def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> 
 
 
 def map_in_threads(function: Callable[[S], T], items: Sequence[S], title: str) -> Iterator[T]:
-    """Apply a function to all items in threads, with a progress bar, and yield the results in order."""
+    """Call `in_threads` with one thread per core. On a terminal, show a progress bar called `title`."""
     console = SafeConsole(stderr=True)
     chunks = (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
     results = (result for chunk in chunks for result in in_threads(function, chunk, cores()))

@@ -11,7 +11,7 @@ NOT_REGULAR = "not a regular file"
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file or a link to one in binary mode; raise OSError for anything else."""
+    """Open a regular file, or a link to one, for binary reading. Raise OSError for anything else."""
     check_regular(path)
     # The path may have changed since the check: open without blocking and check again.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -52,11 +52,11 @@ def _check(found: os.stat_result, path: str | os.PathLike[str]) -> None:
 
 
 MAX_JSON_BYTES = 1 << 26
-MAX_JSON_DEPTH = 64  # nested objects and lists; configs need fewer than ten levels
+MAX_JSON_DEPTH = 64  # levels of nested objects and lists; configs need fewer than ten
 
 
 def parse_json(text: str | bytes, source: Path | str, error: type[ValueError] = ValueError) -> Any:
-    """Parse JSON text; raise `error` with a one-line message that names the source."""
+    """Parse JSON text. If that fails, raise `error` with a one-line message that names `source`."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -69,7 +69,7 @@ def parse_json(text: str | bytes, source: Path | str, error: type[ValueError] = 
 
 
 def read_json_object(file: Path, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """Read a JSON object from a file; raise `error` with a one-line message that names the file."""
+    """Read a JSON object from a file. If that fails, raise `error` with a one-line message that names the file."""
     try:
         check_regular(file)  # opening a pipe would block
         if (size := file.stat().st_size) > MAX_JSON_BYTES:
@@ -84,7 +84,7 @@ def read_json_object(file: Path, error: type[ValueError] = ValueError) -> dict[s
 
 
 def _is_deeper(value: Any, limit: int) -> bool:
-    """Return True if objects and lists are nested more than `limit` levels deep. Does not use recursion."""
+    """Return True if objects and lists are nested more than `limit` levels deep. Recursion is not used."""
     level = [value]
     for _ in range(limit):
         level = [item for item in level if isinstance(item, dict | list)]

@@ -1,10 +1,10 @@
 """Data loaders. The sample order is a pure function of (seed, epoch), independent of the number of workers.
 
-Worker processes decode images to uint8 and crop them and their masks with the same random numbers. Augmentation
+Worker processes decode images to uint8 and apply the same random crop to each image and its mask. Augmentation
 (vitreous.data.augment) then runs on the device, on whole batches. Data sets that fit in memory are read only once (see
 resident.py).
 
-b: batch; c: channels; h, w: height and width; d: width of the features.
+b: batch; c: channels; h, w: height and width; d: feature dimension.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -44,6 +44,7 @@ class Batch(NamedTuple):
     problems: list[str]  # "name: reason" for each unreadable image
     masks: UInt8[Tensor, "b h w"] | None = None  # indices into mask_classes, or IGNORED
     features: Float[Tensor, "b d"] | None = None  # of a frozen encoder, instead of images (training/cached_head.py)
+    targets: Shaped[Tensor, "b k"] | None = None  # as `Source.targets`, on the CPU
 
     def to(self, device: torch.device) -> "Batch":
         """Copy images, labels and masks to a device."""
@@ -109,11 +110,11 @@ class Reader(Dataset[Batch]):
         return Batch(images, labels, indices, keys, epoch, problems, masks)
 
     def describe(self, index: int, problem: object) -> str:
-        """Return the name of an unreadable image with the reason."""
+        """Return the name of an unreadable image, followed by the reason."""
         return f"{one_line(self.source.name(index))}: {problem}"
 
     def stored_mask(self, index: int) -> UInt8[np.ndarray, "h w"]:
-        """Return the mask of an image; raises UnreadableImage."""
+        """Return the mask of an image. Raise UnreadableImage if the mask cannot be read."""
         try:
             return self.source.mask(index)
         except (UnreadableImage, OSError) as problem:
@@ -140,7 +141,7 @@ class Reader(Dataset[Batch]):
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """One process's slice of the global batch."""
+    """Global batch size, and the process whose slice of each batch is read."""
 
     batch_size: int  # over all processes
     rank: int = 0
@@ -153,7 +154,7 @@ class BatchSlice:
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
-    """Return the shuffled indices of an epoch and their RNG keys. Repeats are adjacent, so they are in one batch."""
+    """Return the shuffled image indices of an epoch and their RNG keys. Repeats of an image are adjacent."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     order = torch.randperm(count, generator=generator)
     if repeats == 1:
@@ -164,7 +165,7 @@ def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> tuple[In
 
 
 def schedule(count: int, seed: int, batch_slice: BatchSlice, repeats: int, start: int, stop: int) -> Iterator[Request]:
-    """Yield the requests of steps `start` to `stop` (exclusive). An incomplete last batch of an epoch is dropped."""
+    """Yield the requests of steps `start` to `stop` - 1. If the last batch of an epoch is incomplete, it is dropped."""
     steps = count // batch_slice.batch_size
     order: tuple[Tensor, Tensor] | None = None
     for step in range(start, stop):
@@ -185,6 +186,23 @@ class TrainLoader(Protocol):
     def batches(self, start: int, stop: int) -> Iterator[Batch]: ...
 
 
+class TargetLoader:
+    """Adds the targets of the images to the batches of another loader."""
+
+    def __init__(self, loader: TrainLoader, source: Source):
+        self.loader, self.source = loader, source
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        return with_targets(self.loader.batches(start, stop), self.source)
+
+
+def with_targets(batches: Iterable[Batch], source: Source) -> Iterator[Batch]:
+    """Add the targets of the images to batches of a source, if it has targets."""
+    for batch in batches:
+        found = None if source.targets is None else torch.from_numpy(source.targets[batch.indices.numpy()])
+        yield batch._replace(targets=found)
+
+
 class StreamLoader:
     """Reads and prefetches batches in worker processes."""
 
@@ -203,8 +221,9 @@ class EvalLoader:
     """Iterates over this process's slice of the images, in order and resized for evaluation.
 
     All processes get the same number of batches, as FSDP requires, and all batches have the same size, so that a
-    compiled model is compiled once. The last image is repeated where necessary. With `keep`, threads read the batches
-    in the first evaluation, and they stay on that device; otherwise worker processes read them in every evaluation.
+    compiled model is compiled once. The last image is repeated where necessary. If `keep` is a device, threads
+    read the batches during the first evaluation, and the batches are then kept on that device. Otherwise worker
+    processes read them in every evaluation.
     """
 
     def __init__(
@@ -242,7 +261,7 @@ class EvalLoader:
 
 
 def is_array(source: Source) -> bool:
-    """True if the images are an array in memory."""
+    """Return True if the images are an array in memory."""
     return isinstance(source.source if isinstance(source, Subset) else source, ArraySource)
 
 
@@ -265,7 +284,7 @@ def _prepare_worker(worker: int) -> None:
     """Ignore termination signals in a worker and lower its priority.
 
     Ctrl-C and most schedulers signal every process, but the parent needs its workers to finish the current step. The
-    GPU waits only for the parent, which must not compete with workers for a core.
+    GPU waits only for the parent, so workers must not compete with the parent for a core.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

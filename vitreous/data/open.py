@@ -20,30 +20,38 @@ from vitreous.common.text import listed
 from vitreous.data.masks.folders import open_mask_folder, open_unmasked
 from vitreous.data.masks.layouts import EXPECTED, count_pairs, has_masks
 from vitreous.data.sources.arrays import open_arrays
-from vitreous.data.sources.base import SPLITS, UNSPLIT, DataSet, FoundData, is_image_file, label_problems, pick
+from vitreous.data.sources.base import SPLITS, UNSPLIT, DataSet, FoundData, Source, is_image_file, label_problems, pick
 from vitreous.data.sources.folders import local_path, open_folder
 from vitreous.data.sources.hub import open_hub
 from vitreous.data.sources.named import NAMES, open_named, parse_options
 from vitreous.data.sources.shapes import open_shapes
 from vitreous.data.sources.shards import open_shards
 from vitreous.data.sources.tables import SUFFIXES, choose_files, open_parquet, open_table
+from vitreous.data.sources.targets import TargetKind
 
 
 def open_data(
-    spec: str, *, root: Path | None = None, val_fraction: float = 0.2, seed: int = 0, labelled: bool = True
+    spec: str,
+    *,
+    root: Path | None = None,
+    val_fraction: float = 0.2,
+    seed: int = 0,
+    labelled: bool = True,
+    targets: TargetKind | None = None,
 ) -> DataSet:
-    """Open a data set and split it into train, val and test; raises ValueError for the first problem.
+    """Open a data set and split it into train, val and test. Raise ValueError for the first problem.
 
     Args:
         spec: Path, `hf:owner/name` or built-in name. A folder of the same name takes precedence over a built-in data
             set; with a colon, as in `digits:`, the name always means the built-in one.
-        root: Local copy of a published data set, or the base folder of relative paths.
+        root: Local copy of a published data set, or the base folder for relative paths.
         val_fraction: Fraction of each class to hold out if there is no val or test split.
-        seed: Seed of the random split, and of generated data.
+        seed: Seed for the random split and for generated data.
         labelled: False to ignore classes.
+        targets: Several labels or numbers to read from a table, instead of one class per image.
     """
     check_real("val_fraction", val_fraction, 0, 1)
-    found = find_data(spec, root, seed, labelled)
+    found = find_data(spec, root, seed, labelled) if targets is None else find_targets(spec, root, targets)
     found.labelled = found.labelled and labelled
     return make_splits(found, val_fraction, seed)
 
@@ -57,7 +65,7 @@ def open_masked(
     ignore: Sequence[str] = (),
     order: Sequence[str] = (),
 ) -> DataSet:
-    """Open a segmentation data set and split it; `spec`, `root`, `val_fraction` and `seed` are as in `open_data`.
+    """Open a segmentation data set and split it. `spec`, `root`, `val_fraction` and `seed` are as in `open_data`.
 
     Args:
         ignore: Classes to exclude from the loss and the metrics.
@@ -82,7 +90,7 @@ SHADOWED = "using the folder {0!r}, not the built-in data set ({0}:)"
 
 
 def is_shadowed(spec: str, root: Path | None) -> bool:
-    """True if a built-in name is also a folder. With `root`, the name always means the built-in data set."""
+    """Return True if a built-in name is also a folder. With `root`, the name always means the built-in data set."""
     return spec in NAMES and root is None and Path(spec).is_dir()
 
 
@@ -114,8 +122,24 @@ def find_data(spec: str, root: Path | None = None, seed: int = 0, labelled: bool
     raise ValueError(f"{spec} is not a data set; expected {kinds}")
 
 
+def find_targets(spec: str, root: Path | None, targets: TargetKind) -> FoundData:
+    """Read the images of a table with several labels or numbers per image."""
+    path = local_path(spec, root)
+    if spec.startswith("hf:"):
+        return open_hub(spec, targets)
+    if path.suffix.lower() in SUFFIXES and path.is_file():
+        return open_table(path, root, targets)
+    if path.is_dir() and ".parquet" in _suffixes(path, depth=2):
+        return open_parquet(path.name, _parquet_files(path), None, targets)
+    kinds = f"a {', '.join(SUFFIXES)} file, a folder of Parquet files, or hf:owner/name"
+    known = path.exists() or spec.partition(":")[0] in NAMES
+    raise ValueError(
+        f"data set {spec!r} {'is not a table' if known else f'not found{_suggest(path)}'}; expected {kinds}"
+    )
+
+
 def _suggest(path: Path, names: Sequence[str] = ()) -> str:
-    """Suggest the sibling, or the built-in name, that is most similar to a missing path."""
+    """Suggest the existing path or built-in name that is most similar to a missing path."""
     if not path.parent.is_dir():
         return path_suggestion(path)
     near = {name: name for name in names if path.parent == Path()}
@@ -135,10 +159,15 @@ def _open_directory(path: Path, labelled: bool) -> FoundData:
     if ".tar" in suffixes:
         return open_shards(str(path))
     if ".parquet" in suffixes:
-        files = [file.relative_to(path).as_posix() for file in path.rglob("*.parquet")]
-        splits = choose_files(str(path), files, None)
-        return open_parquet(path.name, {split: [path / file for file in inside] for split, inside in splits.items()})
+        return open_parquet(path.name, _parquet_files(path))
     return open_folder(path, labelled)
+
+
+def _parquet_files(path: Path) -> dict[str, list[Path]]:
+    """Return the Parquet files in a folder by split."""
+    files = [file.relative_to(path).as_posix() for file in path.rglob("*.parquet")]
+    splits = choose_files(str(path), files, None)
+    return {split: [path / file for file in inside] for split, inside in splits.items()}
 
 
 def _suffixes(path: Path, depth: int) -> set[str]:
@@ -159,7 +188,7 @@ def _suffixes(path: Path, depth: int) -> set[str]:
 
 
 def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
-    """Split the data set for training; raises ValueError for its first problem."""
+    """Split a data set into train, val and test. Raise ValueError for its first problem."""
     if problems := found.problems + label_problems(found):
         raise ValueError(f"{found.name}: {problems[0]}")
     splits, notes = dict(found.splits), [*found.notes, *(f"damaged: {line}" for line in found.damaged)]
@@ -168,23 +197,36 @@ def make_splits(found: FoundData, val_fraction: float, seed: int) -> DataSet:
     val_drawn = not {"val", "test"} & splits.keys()
     if val_drawn:
         whole = splits.pop(UNSPLIT) if UNSPLIT in splits else splits["train"]
-        labels, classes = (whole.labels, whole.classes) if found.labelled else (np.zeros(len(whole), np.int64), ("",))
+        labels, classes = _strata(whole) if found.labelled else (np.zeros(len(whole), np.int64), ("",))
         train, val = stratified(labels, classes, val_fraction, seed, found.name)
         splits["train"], splits["val"] = pick(whole, train), pick(whole, val)
         drawn_from = "each class" if found.labelled else "the images"
         notes.insert(0, f"val is {val_fraction:.0%} of {drawn_from}, drawn with seed {seed}")
     elif "val" not in splits:
         splits["val"] = splits.pop("test")
-        notes.insert(0, "the test split is used as val, so the best epoch is also selected on it")
+        notes.insert(0, "the test split is used as val, so the best epoch is selected on the test split")
     counts = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS if split in splits)
     note = "; ".join([counts, *notes])
     return DataSet(found.name, splits["train"], splits["val"], splits.get("test"), note, val_drawn)
 
 
+def _strata(source: Source) -> tuple[np.ndarray, Sequence[str]]:
+    """Return the classes of the images or, if an image can have several, the rarest of its classes."""
+    if source.targets is None:
+        return source.labels, source.classes
+    count, k = source.targets.shape
+    rarity = np.where(source.targets, source.targets.sum(0), count + 1)
+    groups = np.where(source.targets.any(1), rarity.argmin(1), k)
+    for merged in (k, None):  # a single image cannot be split
+        sizes = np.bincount(groups, minlength=k + 1)
+        groups = np.where(sizes[groups] == 1, sizes.argmax() if merged is None else merged, groups)
+    return groups, [*source.classes, "no label"]
+
+
 def stratified(
     labels: np.ndarray, classes: Sequence[str], fraction: float, seed: int, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the train and val indices. Val is `fraction` of each class; both contain each class at least once."""
+    """Return the train and val indices. Val is `fraction` of each class; both splits contain every class."""
     if not 0 < fraction < 1:
         fail("val_fraction", fraction, "more than 0 and less than 1")
     counts = np.bincount(labels, minlength=len(classes))

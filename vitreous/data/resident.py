@@ -1,8 +1,8 @@
 """Images that are decoded once and kept in memory, so that training does not wait for image files.
 
-Random resized crops are taken from images of any size: on a GPU from `PackedImages`, for the whole batch at once, or in
-host memory from `KeptImages`, a source that the loader's workers read like any other. All other crops start from the
-whole image at the model's size, which `WholeImages` keeps.
+For random resized crops, images of any size are kept. `PackedImages` keeps them on a GPU, where whole batches are
+cropped at once. `KeptImages` keeps them in host memory, as a source for the loader's workers. For all other crops,
+`WholeImages` keeps whole images, resized to the model's input size.
 
 The random numbers of a sample are the same as when it is read from its file.
 """
@@ -29,7 +29,7 @@ from vitreous.model.options import IGNORED
 
 SAMPLED = 200  # number of images whose headers are read to estimate the total memory
 PACK_BYTES = 1 << 27  # pixels to copy to the device at a time
-READ = 64  # images per batch that a thread reads
+READ = 64  # number of images that a thread reads at a time
 
 
 # ---- Decoding --------------------------------------------------------------------------------------------------------
@@ -46,15 +46,16 @@ class DecodedImage(NamedTuple):
 def kept_side(size: Size, crop_scale: tuple[float, float]) -> int:
     """Return the shorter side to which images are reduced before random resized crops.
 
-    The smallest crop then still has about as many pixels as the model's image. With crop scales below 1/4, which need
-    more than twice the model's size, the smallest crops are enlarged a little. The edges of photos keep 93 to 96% of
-    their contrast, as with JPEGs decoded at a reduced scale; with a side of 1.28 times the model's size, 79 to 86%.
+    The smallest crop is then still about as large as the model's input. The side is limited to twice the input size, so
+    for crop scales below 1/4, the smallest crops are enlarged a little. Edges in photos keep 93 to 96% of their
+    contrast, as in JPEGs decoded at a reduced scale. With a limit of 1.28 times the input size, edges would keep only
+    79 to 86%.
     """
     return round(max(size) * min(1 / math.sqrt(crop_scale[0]), 2))
 
 
 def kept_bytes(reader: Reader) -> int:
-    """Estimate the bytes that all images and masks take, from the headers of a sample."""
+    """Estimate the memory in bytes for all images and masks, based on the headers of some images."""
     source, (height, width) = reader.source, reader.size
     if reader.crop_scale is None:
         return len(source) * height * width * (reader.channels + reader.masks)
@@ -69,7 +70,7 @@ def kept_bytes(reader: Reader) -> int:
 
 
 def decode_images(reader: Reader, threads: int, fast: bool = False) -> Iterator[DecodedImage]:
-    """Decode all images of a reader, in order, and reduce them for its random resized crops."""
+    """Decode all images of a reader in order, and downsize each to the side given by `kept_side`."""
     assert reader.crop_scale is not None
     source, side = reader.source, kept_side(reader.size, reader.crop_scale)
 
@@ -183,7 +184,7 @@ class _Packed:
 
 
 class WholeImages:
-    """Images at the model's size on the device, for padded crops or no cropping."""
+    """Images at the model's input size on the device, for padded crops or no cropping."""
 
     def __init__(self, batches: Iterable[Batch], device: torch.device):
         moved = [batch.to(device) for batch in batches]
@@ -205,7 +206,7 @@ class WholeImages:
 
 
 def read_images(reader: Reader, threads: int) -> Iterator[Batch]:
-    """Read all images of a reader, in order, as batches of the first epoch."""
+    """Read all images of a reader in order, in batches of READ images."""
 
     def read(start: int) -> Batch:
         indices = torch.arange(start, min(start + READ, len(reader.source)))

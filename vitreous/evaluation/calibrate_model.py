@@ -1,4 +1,4 @@
-"""`vitreous.calibrate`: calibrates a classifier on images that it was not trained on."""
+"""`vitreous.calibrate`: calibrate a classifier on images that it was not trained on."""
 
 import copy
 import os
@@ -14,7 +14,7 @@ from vitreous.common.checks import check_choice
 from vitreous.common.progress import Report, silent
 from vitreous.evaluation.evaluate_model import ClassificationMetrics, about, choose_split
 from vitreous.inference import Precision, Predictor, open_model
-from vitreous.inference.calibration import lower_quantiles
+from vitreous.inference.predictor import predictor_class
 from vitreous.model.calibration import Calibration
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import EVALUATION_BATCH
@@ -24,13 +24,13 @@ from vitreous.weights.native import CALIBRATION, provenance_of
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A calibrated model, and its calibration error on a split of the data, before and after."""
+    """A calibrated model, and its expected calibration error (ECE) before and after the calibration."""
 
     model: Model  # shares its weights with the given model
     calibration: Calibration
     split: str
     ece: float
-    ece_calibrated: float  # cross-fitted: each half of the images with the temperature of the other half
+    ece_calibrated: float  # cross-fitted: each half of the images uses the temperature fitted to the other half
     doubt: str  # warning if the model may have been trained on these images, otherwise empty
 
     @property
@@ -57,8 +57,9 @@ def calibrate(
 ) -> Calibrated:
     """Fit the temperature of a classifier and its thresholds for unknown images and label sets, as `train` does.
 
-    The model must not have been trained on the images of `split`. Unknown images are unlike those of the train split.
-    The arguments are those of `vitreous.evaluate`. Save the result with `vitreous.save(result.model, folder)`.
+    The model must not have been trained on the images of `split`. An image is unknown if it is unlike the images of the
+    train split. The arguments are the same as for `vitreous.evaluate`. Save the result with
+    `vitreous.save(result.model, folder)`.
 
     >>> import vitreous
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides={"depth": 1, "patch_size": 4})
@@ -68,6 +69,8 @@ def calibrate(
     """
     check_choice("split", split, ("val", "test"))
     model, started = open_model(model, image_size), time.perf_counter()
+    if not model.config.can_be_calibrated or model.config.task != ClassificationMetrics.task:
+        raise ValueError(f"only a classifier can be calibrated, got {predictor_class(model.config).takes}")
     predictor = Predictor(model, device, batch_size, precision, flip=flip, workers=workers)
     root = None if data_root is None else Path(data_root)
     opened = ClassificationMetrics.open_data(
@@ -76,8 +79,8 @@ def calibrate(
     images = calibration_images(choose_split(opened, split)[1], len(opened.classes))
     results = classify_source(predictor, images, opened.classes, keep_logits=True, progress=progress)
     calibration, evaluation = results.calibrate()
-    familiarity, scores = fit_familiarity(predictor, opened.train, images, progress)
-    calibration = replace(calibration, familiarities=lower_quantiles(scores))
+    familiarity, quantiles = fit_familiarity(predictor, opened.train, images, progress)
+    calibration = replace(calibration, familiarities=quantiles)
     metrics, calibrated = evaluation.metrics(), copy.copy(model)
     calibrated.config, calibrated.familiarity = model.config.override({"calibration": calibration}), familiarity
     record = {"data": opened.name, "split": split, "images": calibration.images}

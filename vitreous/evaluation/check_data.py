@@ -1,6 +1,6 @@
-"""`vitreous.check_data`: the data check, and with a model also label errors, near duplicates and outliers.
+"""`vitreous.check_data`: check a data set and, given a model, also find label errors, near duplicates and outliers.
 
-n: images; d: width of the features.
+n: images; d: feature width.
 """
 
 import copy
@@ -35,11 +35,11 @@ from vitreous.evaluation.near_duplicates import (
 )
 from vitreous.inference.engine import Precision
 from vitreous.inference.predict_images import open_encoder
-from vitreous.inference.predictor import FeatureKind, Predictor
+from vitreous.inference.predictor import Embedder, FeatureKind
 from vitreous.model.options import ClassToken
 from vitreous.model.protocol import Model
 
-SIZE = 224  # largest automatic image size; more pixels hardly help to recognise a class
+SIZE = 224  # maximum default image size; more pixels hardly help to recognise a class
 NEIGHBOURS = 10
 
 
@@ -57,14 +57,15 @@ def check_data(
 ) -> DataReport:
     """Check every image and mask of a data set. With a model, also find label errors, near duplicates and outliers.
 
-    The model must not have been trained on these labels, or it repeats their errors; a pretrained encoder is best.
+    Use a model that was not trained on these labels, because it would otherwise repeat the label errors. A pretrained
+    encoder is best.
 
     data: Data set, as for `vitreous.train`.
     model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
-    image_size: Image size for the model, by default its own but at most 224.
+    image_size: Image size for the model. Defaults to the image size of the model, but at most 224.
     data_root: Local copy of a data set that is otherwise downloaded.
-    out: A .png file for a contact sheet of every class, or, with a model, an .html file for a page with its findings.
-    seed: Seed of the cross-validation.
+    out: A .png file for a contact sheet of every class or, with a model, an .html file for a page with the findings.
+    seed: Seed for the cross-validation.
 
     >>> import vitreous
     >>> vitreous.check_data("digits").problems
@@ -77,7 +78,7 @@ def check_data(
     )
     page = out if out is not None and out.suffix.lower() == ".html" else None
     if page is not None and model is None:
-        fail("out", page, "a .png file name, because a page needs --checkpoint")
+        fail("out", page, "a .png file name (.html requires --checkpoint)")
     encoder = None if model is None else open_whole_image_encoder(model, image_size)  # fail before the slow check
     report = doctor.check_data(spec, root, None if page is not None else out)
     if encoder is None or (report.masks is not None and not report.masks.coverage):
@@ -87,7 +88,7 @@ def check_data(
         preprocessing = dataclasses.replace(preprocessing, value_range=report.value_range)
         encoder.config = encoder.config.override({"preprocessing": preprocessing})
     found, splits, _ = doctor.open_splits(spec, root)
-    predictor = Predictor(encoder, device, batch_size, precision)
+    predictor = Embedder(encoder, device, batch_size, precision)
     images = embed_splits(predictor, splits, found.labelled)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
     findings = find_suspicions(images, name, encoder.config.image_size, report, predictor.device, seed)
@@ -101,7 +102,7 @@ def check_data(
 
 @dataclass(frozen=True)
 class EmbeddedImages:
-    """Features and origin of all readable images of a data set."""
+    """Features of all readable images of a data set, with the split and index of each image."""
 
     vectors: Float[Tensor, "n d"]
     splits: Mapping[str, Source]
@@ -125,7 +126,7 @@ class EmbeddedImages:
 def open_whole_image_encoder(
     model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None
 ) -> Model:
-    """Open an encoder at an image size of at most SIZE, with preprocessing that does not crop the image."""
+    """Return the encoder of a model with preprocessing that does not crop. The default image size is at most SIZE."""
     encoder = open_encoder(model, image_size)
     if not image_size and max(encoder.config.image_size) > SIZE:
         height, width = (max(SIZE // stride, 1) * stride for stride in encoder.config.patch_stride)
@@ -136,8 +137,8 @@ def open_whole_image_encoder(
     return encoder
 
 
-def embed_splits(predictor: Predictor, splits: Mapping[str, Source], labelled: bool = True) -> EmbeddedImages:
-    """Compute the features of all images; unreadable ones are skipped."""
+def embed_splits(predictor: Embedder, splits: Mapping[str, Source], labelled: bool = True) -> EmbeddedImages:
+    """Compute the features of all readable images."""
     kind: FeatureKind = "class+mean" if isinstance(getattr(predictor.config, "pool", None), ClassToken) else "pooled"
     places, vectors = [], []
     for split, source in splits.items():
@@ -150,7 +151,7 @@ def embed_splits(predictor: Predictor, splits: Mapping[str, Source], labelled: b
         places += [(split, index) for index in readable.tolist()]
         vectors.append(features[readable])
     if not places:
-        raise ValueError("none of the images could be read")
+        raise ValueError(f"none of the {sum(map(len, splits.values()))} images could be read")
     return EmbeddedImages(torch.cat(vectors), splits, places, labelled)
 
 
@@ -204,7 +205,7 @@ def label_errors(images: EmbeddedImages, device: torch.device, seed: int) -> tup
 
 
 def near_duplicates(images: EmbeddedImages, report: DataReport, device: torch.device) -> list[NearDuplicates]:
-    """Return groups of near duplicates. Identical images are already in the report and are not repeated."""
+    """Return groups of near duplicates. Identical images are omitted, because they are already in the report."""
     copies = {
         sample: number
         for number, group in enumerate([*report.leaks, *report.conflicts, *report.duplicates])
@@ -233,7 +234,10 @@ def near_duplicates(images: EmbeddedImages, report: DataReport, device: torch.de
 
 
 def outliers(images: EmbeddedImages, closest: Neighbours) -> list[Outlier]:
-    """Return the images whose distance to their neighbours exceeds the upper quartile by 1.5 interquartile ranges."""
+    """Return images that are unusually far from their neighbours.
+
+    The mean distance of an outlier exceeds the upper quartile by more than 1.5 interquartile ranges.
+    """
     distance = 1 - closest.similarity.mean(dim=1)
     low, high = distance.double().quantile(torch.tensor([0.25, 0.75], dtype=torch.float64)).tolist()
     rows = (distance > high + 1.5 * (high - low)).nonzero()[:, 0]

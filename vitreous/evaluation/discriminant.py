@@ -1,19 +1,20 @@
 """Linear discriminant analysis (LDA) on frozen features: a closed-form classifier that can be extended.
 
-Each class is a Gaussian with its own mean m and a covariance S that all classes share. All classes are assumed to be
-equally likely, because the number of images of a class does not show how frequent it is. The scores are linear in x:
+Each class c is modelled as a Gaussian with mean m_c; all classes share the covariance S. All classes are assumed to be
+equally likely, because the number of images of a class need not reflect the frequency of the class. The scores are
+linear in x:
 
     log p(c | x) = -1/2 (x - m_c)' S^-1 (x - m_c) + ... = w_c' x + b_c + ...
 
 S is shrunk towards its diagonal, as in regularised discriminant analysis (Friedman 1989). Features are not exactly
-Gaussian, and S is an estimate, so the scores are multiplied by a factor that calibrates the probabilities. It and the
-shrinkage minimise the cross-entropy of leave-one-out predictions, which have a closed form too.
+Gaussian, and S is an estimate, so the scores are multiplied by a factor that calibrates the probabilities. The factor
+and the shrinkage minimise the cross-entropy of leave-one-out predictions, which also have a closed form.
 
-`Statistics` of two sets of images, with the same or other classes, add up to those of their union, so a classifier can
-be extended without the earlier images (as in deep streaming LDA, arXiv 1909.01520). Ridge regression has this property
-too, but hardly ever predicts a class with far fewer images than the others.
+The `Statistics` of two sets of images can be added, which gives the statistics of their union. A classifier can
+therefore be extended without the earlier images (as in deep streaming LDA, arXiv 1909.01520). Ridge regression has
+this property too, but hardly ever predicts a class with far fewer images than the other classes.
 
-m: images in the sample; d: width of the features.
+m: images in the sample; d: feature width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,25 +29,25 @@ from vitreous.common.rng import SampleRng
 from vitreous.evaluation.features import FeatureSet, rows_within_budget, slices
 from vitreous.evaluation.linear import CPU, EPSILON, Linear, Scaling
 
-SAMPLE = 4096  # maximum number of images for choosing the shrinkage and the factor
+SAMPLE = 4096  # maximum number of images for choosing the shrinkage and the score factor
 SHRINKAGES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0)
 NEVER = -1e4  # score of a class without images
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Moments of all features, and a random sample of features for choosing the shrinkage and the factor."""
+    """Moments of all features, and a random sample of features for choosing the shrinkage and the score factor."""
 
     counts: Float[Tensor, "classes"]  # images per class
     means: Float[Tensor, "classes d"]  # zero for a class without images
     scatter: Float[Tensor, "d d"]  # sum of (x - m_c) (x - m_c)' over all images, each with the mean of its class
     features: Float[Tensor, "m d"]  # the sample
     labels: Int[Tensor, "m"]
-    keys: Float[Tensor, "m"]  # random numbers; the sample contains the images with the smallest ones
+    keys: Float[Tensor, "m"]  # random numbers; the sample contains the images with the smallest keys
 
     @classmethod
     def of(cls, train: FeatureSet, num_classes: int, device: torch.device = CPU) -> "Statistics":
-        """Compute the statistics of features, in float64 on the device."""
+        """Compute the statistics of features in float64 on the device."""
         n, d = train.features.shape
         keys = SampleRng(0, 0, torch.arange(n)).uniform("sample")
         zeros = torch.zeros(num_classes, d, dtype=torch.float64)
@@ -88,12 +89,12 @@ class Statistics:
         return int(self.counts.sum())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by name, to store them in a checkpoint."""
+        """Return the tensors by name, for storage in a checkpoint."""
         return dict(vars(self))
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], num_classes: int, width: int) -> "Statistics":
-        """Build statistics from the tensors of a checkpoint. Raises ValueError if they are invalid."""
+        """Build statistics from the tensors of a checkpoint. Raise ValueError if the tensors are invalid."""
         m = len(tensors["labels"]) if "labels" in tensors else 0
         expected = {
             "counts": (num_classes,), "means": (num_classes, width), "scatter": (width, width),
@@ -103,7 +104,7 @@ class Statistics:
             if name not in tensors:
                 raise ValueError(f"{name} is missing")
             if tuple(tensors[name].shape) != shape:
-                raise ValueError(f"{name} has the shape {list(tensors[name].shape)}, but must have {list(shape)}")
+                raise ValueError(f"{name} must have shape {list(shape)}, got {list(tensors[name].shape)}")
         labels = tensors["labels"]
         if labels.dtype != torch.int64 or bool(((labels < 0) | (labels >= num_classes)).any()):
             raise ValueError(f"labels must be integers from 0 to {num_classes - 1}")
@@ -112,7 +113,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A linear classifier with calibrated scores, and metrics of its leave-one-out predictions for the sample."""
+    """A linear classifier with calibrated scores, and the metrics of leave-one-out predictions on the sample."""
 
     linear: Linear
     shrinkage: float
@@ -122,10 +123,12 @@ class Classifier:
 
     @classmethod
     def fit(cls, statistics: Statistics, device: torch.device = CPU) -> "Classifier":
-        """Choose the shrinkage and the factor, and compute the weights."""
-        rows = statistics.counts[statistics.labels] > 1  # without its only image, a class cannot be predicted
+        """Choose the shrinkage and the score factor, and compute the weights."""
+        rows = statistics.counts[statistics.labels] > 1  # a class with one image cannot be predicted without that image
         if not bool(rows.any()):
-            raise ValueError("at least one class needs two images, to estimate the covariance")
+            raise ValueError(
+                "estimating the covariance requires a class with at least two images, but no class has two"
+            )
         most = rows_within_budget(len(statistics.counts))
         features, labels = (x[rows][:most].to(device) for x in (statistics.features, statistics.labels))
         model, best = Discriminant(statistics, device), None
@@ -133,7 +136,7 @@ class Classifier:
             scores = model.leave_one_out(features, labels, shrinkage)
             factor = best_factor(scores, labels)
             loss = float(F.cross_entropy(factor * scores, labels))
-            if best is None or loss <= best.loss:  # in ties, the largest shrinkage
+            if best is None or loss <= best.loss:  # prefer the largest shrinkage in a tie
                 top1 = float((scores.argmax(dim=1) == labels).double().mean())
                 best = cls(model.at(shrinkage, factor), shrinkage, factor, top1, loss)
         assert best is not None
@@ -141,7 +144,7 @@ class Classifier:
 
 
 class Discriminant:
-    """Discriminant analysis for any shrinkage, from one eigendecomposition of the correlations within classes."""
+    """Discriminant analysis for any shrinkage, from one eigendecomposition of the within-class correlation matrix."""
 
     def __init__(self, statistics: Statistics, device: torch.device = CPU):
         counts, means, scatter = (x.to(device) for x in (statistics.counts, statistics.means, statistics.scatter))
@@ -153,7 +156,7 @@ class Discriminant:
         self.means = self.rotate(means)
 
     def rotate(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """Standardise features and project them to the eigenvectors."""
+        """Standardise features and project them onto the eigenvectors."""
         return self.scaling(features) @ self.axes
 
     def precision(self, shrinkage: float) -> Float[Tensor, "d"]:
@@ -161,7 +164,7 @@ class Discriminant:
         return 1 / ((1 - shrinkage) * self.eigenvalues + shrinkage)
 
     def at(self, shrinkage: float, factor: float) -> Linear:
-        """Return the classifier, without the term x' S^-1 x that all classes share."""
+        """Return the linear classifier. Its scores omit the term x' S^-1 x, which is the same for all classes."""
         weighted = factor * self.precision(shrinkage) * self.means
         bias = -(weighted * self.means).sum(dim=1) / 2
         absent = self.counts == 0
@@ -173,8 +176,8 @@ class Discriminant:
     ) -> Float[Tensor, "m classes"]:
         """Return the scores of each image from a fit to all other images, with the same standardisation.
 
-        Without an image, the mean of its class moves away from it, and the scatter changes by a matrix of rank one, so
-        S^-1 follows from the Sherman-Morrison formula.
+        Removing an image shifts the mean of its class, and changes the scatter by a matrix of rank one, so S^-1 can be
+        updated with the Sherman-Morrison formula.
         """
         precision, rows = self.precision(shrinkage), torch.arange(len(labels), device=labels.device)
         x = self.rotate(features)
@@ -191,10 +194,10 @@ class Discriminant:
 
 
 def best_factor(scores: Float[Tensor, "m classes"], labels: Int[Tensor, "m"]) -> float:
-    """Return the factor of the scores, at most 1, with the lowest cross-entropy.
+    """Return the factor, at most 1, that minimises the cross-entropy of the scaled scores.
 
-    The factor is 1 for exactly Gaussian features. Without this limit, it would be infinite if every prediction were
-    correct.
+    The factor is 1 for exactly Gaussian features. Without the limit, the factor would be infinite if every prediction
+    were correct.
     """
     own, factor = scores.gather(1, labels[:, None])[:, 0], 1.0
     for _ in range(100):  # Newton's method, because the cross-entropy is convex in the factor

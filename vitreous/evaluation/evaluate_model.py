@@ -14,20 +14,31 @@ from vitreous.common.checks import BadValue, fail
 from vitreous.common.progress import Report, silent
 from vitreous.common.text import plural
 from vitreous.data import DataSet, Source, open_data, open_masked
+from vitreous.data.sources.targets import LabelTargets, NumberTargets
 from vitreous.evaluation.probe import Probe, ProbeMetrics, check_options, probe_encoder
-from vitreous.inference import FeatureKind, Precision, Predictor, open_encoder, open_model, predictor_for
+from vitreous.inference import Embedder, FeatureKind, Precision, open_encoder, open_model, predictor_for
+from vitreous.inference.predictor import predictor_class
 from vitreous.model.base_config import Task
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.tasks import Evaluation, SegmentEvaluation, classify_source, segment_source
+from vitreous.model.top_labels import class_names
+from vitreous.tasks import (
+    Evaluation,
+    MultiLabelEvaluation,
+    NumberEvaluation,
+    SegmentEvaluation,
+    classify_source,
+    segment_source,
+)
 from vitreous.tasks.base import EVALUATION_BATCH
 from vitreous.tasks.classification_metrics import calibration_images
+from vitreous.tasks.target_metrics import TargetEvaluation
 from vitreous.weights.native import CALIBRATION, provenance_of
 
 SHOWN = 12  # maximum number of worst classes to print
-SHOWN_SEGMENTS = 20  # the same for segmenters
+SHOWN_SEGMENTS = 20  # the same limit for segmenters
 CROSS_FITTED = (
-    "The model was calibrated on this split. For ece_calibrated, each half of the images uses the temperature of the "
-    "other half."
+    "The model was calibrated on this split. For ece_calibrated, each half of the images uses the temperature fitted "
+    "to the other half."
 )
 
 
@@ -40,7 +51,7 @@ class _ModelMetrics:
 
     task: ClassVar[Task]
 
-    evaluation: Evaluation | SegmentEvaluation
+    evaluation: Evaluation | SegmentEvaluation | TargetEvaluation
     count: int
     unreadable: int
     split: str
@@ -49,13 +60,15 @@ class _ModelMetrics:
     images_per_second: float
 
     @classmethod
-    def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
-        """Open the data, and raise if the classes of the model differ from it."""
+    def open_data(
+        cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
+    ) -> DataSet:
+        """Open the data. Raise ValueError if its classes differ from those of the model."""
         raise NotImplementedError
 
     @classmethod
     def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> Any:
-        """Return the `evaluation` of a split."""
+        """Evaluate a predictor on `source`, a split of `data`. Return the value of the field `evaluation`."""
         raise NotImplementedError
 
     @property
@@ -73,16 +86,23 @@ class _ModelMetrics:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the metrics with the keys of metrics.json, plus `per_class`, `confusion` and `unreadable_files`."""
+        """Return the metrics with the keys of metrics.json, plus `tables` and `unreadable_files`."""
         return {
             **self.evaluation.metrics(),
             "part": self.split,
             "seconds": self.seconds,
             "doubt": self.doubt,
             "images_per_second": self.images_per_second,
-            "per_class": [vars(row) for row in self.evaluation.per_class()],
-            "confusion": self.evaluation.confusion().tolist(),
+            **self.tables(),
             "unreadable_files": self.problems,
+        }
+
+    def tables(self) -> dict[str, Any]:
+        """Return the metrics of each class, as JSON."""
+        evaluation: Any = self.evaluation
+        return {
+            "per_class": [vars(row) for row in evaluation.per_class()],
+            "confusion": evaluation.confusion().tolist(),
         }
 
 
@@ -97,16 +117,17 @@ class ClassificationMetrics(_ModelMetrics):
     balanced_accuracy: float  # mean recall of the classes
     loss: float
     ece: float
-    ece_calibrated: float | None = None  # with the temperature of the model's calibration; None if it has none
+    ece_calibrated: float | None = None  # with the calibrated temperature; None if the model is not calibrated
 
     @classmethod
-    def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
-        if ignore:
-            fail("ignore", " ".join(ignore), "omitted for a classifier (it only applies to segmenters)")
+    def open_data(
+        cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
+    ) -> DataSet:
+        reject(config, ignore=ignore, target=target)
         data = open_data(spec, **where)
         if config.num_classes != len(data.classes) or config.labels not in ((), data.classes):
             own = f"the classes {_few(config.labels)}" if config.labels else f"{config.num_classes} unnamed classes"
-            raise ValueError(f"the model was trained on {own}, but the classes of {data.name} are {_few(data.classes)}")
+            raise ValueError(f"the model was trained on {own}, but {data.name} has the classes {_few(data.classes)}")
         return data
 
     @classmethod
@@ -147,7 +168,10 @@ class SegmentationMetrics(_ModelMetrics):
     boundary_f: float
 
     @classmethod
-    def open_data(cls, config: ModelConfig, spec: str, ignore: Sequence[str], **where: Any) -> DataSet:
+    def open_data(
+        cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
+    ) -> DataSet:
+        reject(config, target=target)
         data = open_masked(spec, **where, ignore=tuple(ignore), order=config.labels)
         check_classes(config.labels, config.num_classes, data.mask_classes, data.name)
         return data
@@ -164,8 +188,90 @@ class SegmentationMetrics(_ModelMetrics):
         yield table
 
 
-METRICS: tuple[type[ClassificationMetrics | SegmentationMetrics], ...] = (ClassificationMetrics, SegmentationMetrics)
-Metrics = ClassificationMetrics | SegmentationMetrics | ProbeMetrics
+@dataclass(frozen=True)
+class MultiLabelMetrics(_ModelMetrics):
+    """Metrics of a multi-label classifier."""
+
+    task = "multilabel"
+    evaluation: MultiLabelEvaluation
+    map: float  # mean average precision
+    f1: float  # mean over classes, at the thresholds of the model
+    f1_micro: float  # over all labels
+    loss: float
+
+    @classmethod
+    def open_data(
+        cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
+    ) -> DataSet:
+        reject(config, ignore=ignore)
+        return open_data(spec, **where, targets=LabelTargets(tuple(target), class_names(config)))
+
+    @classmethod
+    def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> MultiLabelEvaluation:
+        return MultiLabelEvaluation.of_source(predictor, source, progress=progress)
+
+    def lines(self) -> Iterator[Table | str]:
+        columns = ("class", "images", "AP", "threshold", "precision", "recall", "F1")
+        table = Table(*columns, box=None, title="worst classes", title_justify="left")
+        rows = [row for row in self.evaluation.per_class() if row.count]
+        for row in sorted(rows, key=lambda row: row.average_precision or 0.0)[:SHOWN]:
+            numbers = (row.average_precision, row.threshold, row.precision, row.recall, row.f1)
+            table.add_row(row.name, str(row.count), *map(_fraction, numbers))
+        yield table
+
+    def tables(self) -> dict[str, Any]:
+        return {"per_class": [vars(row) for row in self.evaluation.per_class()]}
+
+
+@dataclass(frozen=True)
+class RegressionMetrics(_ModelMetrics):
+    """Metrics of a regression model, averaged over its targets."""
+
+    task = "regress"
+    evaluation: NumberEvaluation
+    mae: float  # mean absolute error
+    rmse: float  # root mean squared error
+    r2: float
+    loss: float
+
+    @classmethod
+    def open_data(
+        cls, config: ModelConfig, spec: str, ignore: Sequence[str], target: Sequence[str] = (), **where: Any
+    ) -> DataSet:
+        reject(config, ignore=ignore)
+        if target and len(target) != config.num_classes:
+            fail("target", " ".join(target), f"{config.num_classes} columns, for {', '.join(class_names(config))}")
+        return open_data(spec, **where, targets=NumberTargets(tuple(target) or class_names(config)))
+
+    @classmethod
+    def evaluate(cls, predictor: Any, data: DataSet, source: Source, progress: Report) -> NumberEvaluation:
+        return NumberEvaluation.of_source(predictor, source, progress=progress)
+
+    def lines(self) -> Iterator[Table | str]:
+        table = Table("target", "MAE", "RMSE", "R²", "mean", "std", box=None)
+        for row in self.evaluation.per_target():
+            table.add_row(row.name, *(f"{number:.4g}" for number in (row.mae, row.rmse, row.r2, row.mean, row.std)))
+        yield table
+
+    def tables(self) -> dict[str, Any]:
+        return {"per_target": [vars(row) for row in self.evaluation.per_target()]}
+
+
+AnyMetrics = ClassificationMetrics | MultiLabelMetrics | RegressionMetrics | SegmentationMetrics
+METRICS: tuple[type[AnyMetrics], ...] = (
+    ClassificationMetrics,
+    MultiLabelMetrics,
+    RegressionMetrics,
+    SegmentationMetrics,
+)
+Metrics = AnyMetrics | ProbeMetrics
+
+
+def reject(config: ModelConfig, **options: Sequence[str]) -> None:
+    """Reject options that have no effect for a model."""
+    for name, value in options.items():
+        if value:
+            fail(name, " ".join(value), f"omitted for {predictor_class(config).takes}")
 
 
 def evaluate(
@@ -189,28 +295,32 @@ def evaluate(
     neighbours: Sequence[int] = (20,),
     shots: Sequence[int] = (),
     ignore: Sequence[str] = (),
+    target: Sequence[str] = (),
     progress: Report = silent,
 ) -> Metrics:
-    """Evaluate a classifier (accuracy, calibration), a segmenter (mean IoU), or frozen features with a probe.
+    """Evaluate a classifier (accuracy, calibration), a multi-label classifier (mean average precision), a
+    regression model (mean absolute error), a segmenter (mean IoU), or frozen features with a probe.
 
     model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
     data: Data set, as for `vitreous.train`.
     split: Split to evaluate; by default test if it exists, otherwise val.
-    image_size: Image size, by default that of the model; position embeddings are resampled.
+    image_size: Image size; defaults to the image size of the model. Position embeddings are resampled.
     data_root: Local copy of a data set that is otherwise downloaded.
-    val_fraction: Fraction to hold out if the data has no validation split; use the value from training.
-    seed: Seed of the held-out split (use the value from training) and of the probe.
+    val_fraction: Fraction of images to hold out if the data has no validation split. Use the value from training.
+    seed: Seed for the held-out split and the probe. Use the value from training.
     workers: Number of decoding threads.
-    flip: Average predictions with those for the mirrored images.
-    decode: "fast" decodes large JPEGs at a reduced scale, which can change results; only for classifiers.
+    flip: Average the predictions for each image and its mirror image.
+    decode: "fast" decodes large JPEGs at a reduced scale, which can change the results. Only for classifiers.
     probe: Evaluate the frozen encoder with k-NN, a linear classifier or few-shot least squares.
     features: "pooled" (input of the head) or "class+mean" (the class token and the mean of the patches), for probes.
     cache: Folder in which to cache the features for a probe.
     neighbours: Numbers of neighbours for k-NN, evaluated in one pass; the first is reported.
-    shots: Numbers of images per class for few-shot probes; the first is reported. By default 5, 10 and 25, except
-        those that exceed the smallest class.
+    shots: Numbers of images per class for few-shot probes; the first is reported. By default, those of 5, 10 and 25
+        for which the smallest class has enough images.
     ignore: Classes to exclude from the metrics of a segmenter.
-    progress: Callback that receives the current stage and the numbers of finished and of all items.
+    target: Columns of the table with the labels of a multi-label classifier, as in `vitreous.train`, or with the
+        numbers of a regression model, if they have other names than in training.
+    progress: Callback that receives the current stage, the number of finished items and the total number.
 
     >>> import vitreous
     >>> model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides={"depth": 1, "patch_size": 4})
@@ -218,14 +328,14 @@ def evaluate(
     >>> metrics.split, metrics.count, metrics.to_dict()["top1"] == metrics.top1
     ('val', 359, True)
     """
-    _check_options(probe, features, cache, neighbours, shots, decode, split, ignore)
+    _check_options(probe, features, cache, neighbours, shots, decode, split, ignore, target)
     spec, root = os.fspath(data), None if data_root is None else Path(data_root)
     opening: dict[str, Any] = {"root": root, "val_fraction": val_fraction, "seed": seed}
     running: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "workers": workers}
     if probe is not None:
         found = open_data(spec, **opening)
         name, source = choose_split(found, split)
-        predictor = Predictor(open_encoder(model, image_size), device, **running)
+        predictor = Embedder(open_encoder(model, image_size), device, **running)
         return probe_encoder(
             predictor, found.train, name, source, probe,
             features=features, cache=None if cache is None else Path(cache),
@@ -234,9 +344,9 @@ def evaluate(
     model = open_model(model, image_size)
     kind = next((kind for kind in METRICS if kind.task == model.config.task), None)
     if kind is None:
-        raise ValueError("the model has no head: use --probe knn, linear or fewshot to evaluate its features")
+        raise ValueError("the model has no head; use --probe knn, linear or fewshot to evaluate its features")
     runner = predictor_for(model, device, decode=decode, **running)
-    found = kind.open_data(model.config, spec, ignore, **opening)
+    found = kind.open_data(model.config, spec, ignore, target, **opening)
     name, source = choose_split(found, split)
     started = time.perf_counter()
     evaluation: Any = kind.evaluate(runner, found, source, progress)
@@ -245,7 +355,7 @@ def evaluate(
 
 
 def _calibrated_on(model: Any, data: DataSet, source: Source) -> bool:
-    """Return True if the model was calibrated on these images, and few enough of them to cross-fit the temperature."""
+    """Return True if the model was calibrated on exactly these images, so that the temperature must be cross-fitted."""
     record = provenance_of(model).get(CALIBRATION)
     if model.config.calibration is None or not isinstance(record, dict) or record.get("data") != data.name:
         return False
@@ -262,8 +372,9 @@ def _check_options(
     decode: str,
     split: str | None,
     ignore: Sequence[str],
+    target: Sequence[str],
 ) -> None:
-    """Check the options that depend on the probe, before anything is opened."""
+    """Raise BadValue if an option is invalid or has no effect with this probe. This runs before files are opened."""
     _check_used(probe is not None, "with --probe", features=(features, "pooled"), cache=(cache, None))
     _check_used(probe == "knn", "with --probe knn", neighbours=(tuple(neighbours), (20,)))
     _check_used(probe == "fewshot", "with --probe fewshot", shots=(tuple(shots), ()))
@@ -271,7 +382,9 @@ def _check_options(
     if probe is None:
         return
     if ignore:
-        fail("ignore", " ".join(ignore), "omitted with --probe (it only applies to segmenters)")
+        fail("ignore", " ".join(ignore), "omitted with --probe (it applies only to segmentation models)")
+    if target:
+        fail("target", " ".join(target), "omitted with --probe, which needs one label per image")
     check_options(probe, features, neighbours, shots)
     if split == "train":
         fail("split", split, "'val' or 'test' for a probe, which is trained on 'train'")
@@ -296,7 +409,7 @@ def choose_split(data: DataSet, split: str | None = None) -> tuple[str, Source]:
 def about(
     model: Any, data: DataSet, split: str, images: int, started: float, val_fraction: float, seed: int
 ) -> dict[str, Any]:
-    """Return the common fields of the metrics. `doubt` warns of a model trained on another split of the data."""
+    """Return the fields that all metrics share. `doubt` is a warning if the model was trained on another split."""
     seconds, trained = time.perf_counter() - started, provenance_of(model)
     then, doubt = (trained.get("seed"), trained.get("val_fraction")), ""
     if data.val_drawn and trained.get("data") == data.name and None not in then and then != (seed, val_fraction):
@@ -308,12 +421,12 @@ def about(
 
 
 def check_classes(known: Sequence[str], count: int, classes: Sequence[str], where: str) -> None:
-    """Raise ValueError if the classes of a segmenter differ from those of the masks."""
+    """Raise ValueError if a segmenter and the masks have different classes."""
     if len(classes) == count and tuple(known) in ((), tuple(classes)):
         return
     trained = f"the classes {', '.join(known)}" if known else f"{count} unnamed classes"
     others = [name for name in classes if name not in known]
-    hint = f"; exclude the others with --ignore {' '.join(others)}" if set(known) < set(classes) else ""
+    hint = f"; exclude the other classes with --ignore {' '.join(others)}" if set(known) < set(classes) else ""
     hint = "; do not use --ignore for classes of the model" if set(classes) < set(known) else hint
     found = ", ".join(classes)
     raise ValueError(f"the model was trained on {trained}, but the masks of {where} have the classes {found}{hint}")

@@ -3,7 +3,7 @@
 A cache file is `features-<digest>.safetensors`. The digest covers everything that features depend on (weights, config,
 images, labels, precision), so a file is never stale. Image files are identified by name, size and modification time.
 
-n: images; d: width of the features.
+n: images; d: feature width.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.sources.base import FileSource, Source, SpanSource, Subset
 from vitreous.inference.engine import NOT_A_NUMBER
-from vitreous.inference.predictor import FeatureKind, Predictor
+from vitreous.inference.predictor import Embedder, FeatureKind
 from vitreous.model.protocol import Model
 from vitreous.weights.io.safetensors_file import write_tensors
 from vitreous.weights.native import weights_digest
@@ -57,14 +57,12 @@ class FeatureRows(NamedTuple):
     problems: list[str]  # unreadable images, each with the reason
 
 
-def extract(
-    predictor: Predictor, source: Source, kind: FeatureKind = "pooled", progress: Report = silent
-) -> FeatureSet:
+def extract(predictor: Embedder, source: Source, kind: FeatureKind = "pooled", progress: Report = silent) -> FeatureSet:
     """Compute the features of all readable images.
 
-    A million vectors of width 768 take 3 GB, or half of that in bfloat16.
+    A million vectors of width 768 take 3 GB, or half as much in bfloat16.
     """
-    # float16 has more precision than bfloat16, but less range, which is checked.
+    # float16 is more precise than bfloat16 but has a smaller range, so extract_rows checks for overflow.
     stored = torch.float32 if predictor.dtype == torch.float32 else torch.float16
     features, labels, problems = extract_rows(predictor, source, kind, progress, stored)
     if problems:
@@ -75,13 +73,13 @@ def extract(
 
 
 def extract_rows(
-    predictor: Predictor,
+    predictor: Embedder,
     source: Source,
     kind: FeatureKind = "pooled",
     progress: Report = silent,
     stored: torch.dtype = torch.float32,
 ) -> FeatureRows:
-    """Compute the features of all images, and keep a row for unreadable ones."""
+    """Compute the features of all images. Rows of unreadable images are zero."""
     width = predictor.width * (2 if kind == "class+mean" else 1)
     labels, problems = torch.from_numpy(source.labels.copy()), []
     features = torch.zeros(len(source), width, dtype=stored)
@@ -96,7 +94,7 @@ def extract_rows(
             problems.append(f"{one_line(result.name)}: {result.error}")
     broken = sum(int((~features[rows].isfinite().all(dim=1)).sum()) for rows in slices(len(features), 4096))
     if broken:
-        hint = ", or do not fit in float16; try --precision fp32" if stored == torch.float16 else ""
+        hint = ", or exceed the range of float16; try --precision fp32" if stored == torch.float16 else ""
         raise ValueError(f"the features of {broken} of {len(features)} images are infinite or NaN{hint}")
     return FeatureRows(features, labels, problems)
 
@@ -113,7 +111,8 @@ def count_hits(
 ) -> Int[Tensor, "2"]:
     """Count the images whose true class is among the top k scores, for each k in `ranks`.
 
-    In ties, the lower class index ranks first. Rows with NaN, or an infinite score of the true class, do not count.
+    Ties are broken in favour of the lower class index. Rows with NaN or an infinite score for the true class are not
+    counted.
     """
     own = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
@@ -123,12 +122,12 @@ def count_hits(
 
 
 def rows_within_budget(width: int) -> int:
-    """Return the number of rows of this width that fit in BUDGET, in float64 with temporary copies."""
+    """Return the number of rows of this width that fit in BUDGET bytes, in float64 and with temporary copies."""
     return max(1, BUDGET // (4 * 8 * width))
 
 
 def slices(count: int, rows: int) -> Iterator[slice]:
-    """Yield slices of up to `rows` rows that cover 0 to `count`."""
+    """Yield consecutive slices of at most `rows` rows that together cover `count` rows."""
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
 
 
@@ -137,12 +136,12 @@ def slices(count: int, rows: int) -> Iterator[slice]:
 
 def cached_features(
     folder: Path | None,
-    predictor: Predictor,
+    predictor: Embedder,
     source: Source,
     kind: FeatureKind = "pooled",
     progress: Report = silent,
 ) -> tuple[FeatureSet, bool]:
-    """Read features from a cache folder, or extract and store them. Also return True if they were cached."""
+    """Read features from a cache folder, or compute and store them. Also return True if they were cached."""
     file = None
     if folder is not None:
         if folder.is_file():
@@ -165,7 +164,7 @@ def write_features(features: FeatureSet, file: Path) -> None:
 
 
 def read_features(file: Path) -> FeatureSet | None:
-    """Memory-map the features in a file. Return None if it is missing or damaged."""
+    """Memory-map the features in a file. Return None if the file is missing or damaged."""
     try:
         with safe_open(file, framework="pt") as opened:
             problems = json.loads((opened.metadata() or {})["problems"])
@@ -178,7 +177,7 @@ def read_features(file: Path) -> FeatureSet | None:
 
 
 def digest(model: Model, source: Source, **how: object) -> str:
-    """Return a hash, in 32 hexadecimal digits, of everything that the features depend on."""
+    """Hash everything that the features depend on. Return 32 hexadecimal digits."""
     weights = weights_digest(model.config, model.state_dict())
     total = hashlib.sha256(json.dumps([vitreous.__version__, weights, how], sort_keys=True).encode())
     for stamp in _stamps(source):
@@ -195,7 +194,7 @@ def _stamps(source: Source) -> Iterator[bytes]:
 
 
 def _stamp(source: Source, index: int) -> bytes:
-    """Return bytes that identify an image: size and modification time of its file, or its pixels."""
+    """Return bytes that identify an image: size and modification time of its file or, without a file, its content."""
     if isinstance(source, Subset):
         return _stamp(source.source, int(source.indices[index]))
     if isinstance(source, FileSource):

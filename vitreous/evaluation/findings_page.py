@@ -1,4 +1,4 @@
-"""HTML page with thumbnails of the suspicious images that are found with a model."""
+"""HTML page with thumbnails of the suspicious images that were found with a model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from vitreous.data.image import UnreadableImage, decode
 from vitreous.data.sources.base import Source
 from vitreous.report.html import THUMBNAIL, Html, name, photos, sections_page, tag
 
-MOST = 200  # images per section
+MOST = 200  # maximum number of images per section
 
 
 def write_page(path: Path, report: DataReport, findings: ModelFindings, splits: Mapping[str, Source]) -> Path:
-    """Write the page, creating its folder if necessary."""
+    """Write the page with the findings to `path`. The folder is created if necessary."""
     rows = {split: {source.name(row): row for row in range(len(source))} for split, source in splits.items()}
 
     def image(sample: Sample) -> Tensor | None:
@@ -71,5 +71,5 @@ def write_page(path: Path, report: DataReport, findings: ModelFindings, splits: 
 
 
 def _note(count: int) -> Html:
-    more = f", the first {MOST} shown" if count > MOST else ""
-    return tag("p", f"{plural(count, 'image')}{more}, the most suspicious first.")
+    more = f" Only the first {MOST} are shown." if count > MOST else ""
+    return tag("p", f"{plural(count, 'image')}, the most suspicious first.{more}")

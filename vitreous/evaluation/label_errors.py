@@ -1,10 +1,10 @@
-"""Likely label errors, by confident learning (arXiv 1911.00068) with a ridge classifier on frozen features.
+"""Finds likely label errors by confident learning (arXiv 1911.00068) with a ridge classifier on frozen features.
 
-Each image gets class probabilities from a classifier that was fitted without it. An image is suspicious if the
-probability of its own label is low; on CIFAR-10N, this ranking found more errors than the margin to the best other
-class did (docs/measured.md).
+Each image gets class probabilities from a classifier that was fitted without that image. An image is suspicious if the
+probability of its label is low. On CIFAR-10N, ranking by this probability found more errors than ranking by the margin
+to the most probable other class (docs/measured.md).
 
-n: images; d: width of the features.
+n: images; d: feature width.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from vitreous.evaluation.linear import CPU, Ridge
 
 FOLDS = 5
 PENALTIES = tuple(10.0**power for power in range(-4, 2))  # per image, as in linear.py
-FACTORS = tuple(2.0 ** (power / 4) for power in range(-4, 25))  # inverse temperatures of scores from -1 to 1
+FACTORS = tuple(2.0 ** (power / 4) for power in range(-4, 25))  # inverse temperatures, for scores from -1 to 1
 
 
 @dataclass(frozen=True)
 class LabelErrors:
-    """Out-of-sample probabilities of all classes, and which labels are likely to be wrong."""
+    """Out-of-sample class probabilities of all images, and the labels that are likely to be wrong."""
 
     probabilities: Float[Tensor, "n classes"]
     labels: Int[Tensor, "n"]
@@ -44,7 +44,7 @@ class LabelErrors:
 
     @property
     def accuracy(self) -> float:
-        """Fraction of labels that the classifier predicts; if it is low, most reported errors are its own."""
+        """Fraction of labels that equal the predicted class. If it is low, most findings are classifier errors."""
         return float((self.probabilities.argmax(dim=1) == self.labels).float().mean())
 
     def ranked(self) -> Int[Tensor, "m"]:
@@ -56,7 +56,7 @@ class LabelErrors:
 def find_label_errors(images: FeatureSet, num_classes: int, seed: int = 0, device: torch.device = CPU) -> LabelErrors:
     """Cross-validate a classifier on all images and select the labels that it contradicts.
 
-    Images of a class without another image are never selected.
+    An image that is the only one of its class is never selected.
     """
     probabilities = out_of_sample(images, num_classes, seed, device)
     return LabelErrors(probabilities, images.labels, likely_errors(probabilities, images.labels))
@@ -65,10 +65,10 @@ def find_label_errors(images: FeatureSet, num_classes: int, seed: int = 0, devic
 def out_of_sample(
     images: FeatureSet, num_classes: int, seed: int = 0, device: torch.device = CPU
 ) -> Float[Tensor, "n classes"]:
-    """Return class probabilities of each image from a ridge classifier that was fitted on the other folds.
+    """Return the class probabilities of each image from a ridge classifier that was fitted to the other folds.
 
-    The penalty and the temperature of the softmax minimise the cross-entropy of these probabilities; the penalty is
-    chosen on the first fold.
+    The penalty and the softmax temperature minimise the cross-entropy of these probabilities. The penalty is chosen on
+    the first fold.
     """
     fold, labels = folds(images.labels, seed), images.labels
     scores, penalties = torch.zeros(len(labels), num_classes), PENALTIES
@@ -83,33 +83,34 @@ def out_of_sample(
 
 
 def sharpened(scores: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]) -> tuple[float, float]:
-    """Return the factor of the scores that gives the lowest cross-entropy, and this cross-entropy."""
+    """Return the factor that minimises the cross-entropy of the scaled scores, and that cross-entropy."""
     losses = {factor: float(F.cross_entropy(scores * factor, labels)) for factor in FACTORS}
     factor = min(losses, key=lambda factor: losses[factor])
     return factor, losses[factor]
 
 
 def folds(labels: Int[Tensor, "n"], seed: int) -> Int[Tensor, "n"]:
-    """Return the fold of each image. Every class is divided evenly and at random."""
+    """Return the fold of each image. Every class is divided evenly into random folds."""
     numbers = SampleRng(seed, 0, torch.arange(len(labels))).uniform("folds").numpy()
-    order = np.lexsort((numbers, labels.numpy()))  # grouped by class, shuffled within each
+    order = np.lexsort((numbers, labels.numpy()))  # grouped by class, shuffled within each class
     fold = torch.empty_like(labels)
     fold[torch.from_numpy(order)] = torch.arange(len(labels)) % FOLDS
     return fold
 
 
 def likely_errors(probabilities: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]) -> Bool[Tensor, "n"]:
-    """Select as many labels as confident learning counts as wrong: those with the lowest probability.
+    """Select the n labels with the lowest probability, where confident learning estimates that n labels are wrong.
 
-    A label counts as wrong if another class is the most probable of those classes whose probability reaches its
-    threshold, which is the mean probability of the class over the images that have it as their label. Selecting the
-    counted images themselves instead is less precise.
+    Confident learning counts a label as wrong if another class is the most probable among all classes whose probability
+    reaches their threshold. The threshold of a class is its mean probability over the images with that label. Only the
+    number of wrong labels is used, because selecting the counted images themselves is less precise. Labels that the
+    classifier predicts are never selected.
     """
     classes = probabilities.shape[1]
     confidence = probabilities.gather(1, labels[:, None])[:, 0]
     counts = torch.bincount(labels, minlength=classes)
     threshold = torch.zeros(classes).index_add_(0, labels, confidence) / counts
-    threshold[counts < 2] = torch.inf  # without its only image, a classifier cannot predict such a class
+    threshold[counts < 2] = torch.inf  # a class with one image cannot be predicted without that image
     confident = probabilities.where(probabilities >= threshold, -1)
     wrong = (confident.amax(dim=1) >= 0) & (confident.argmax(dim=1) != labels) & (counts[labels] > 1)
     known = (counts[labels] > 1).nonzero()[:, 0]

@@ -1,6 +1,6 @@
 """Linear classifiers on frozen features: ridge regression, linear probes and few-shot least squares.
 
-n: images; d: width; m: the smaller of n and d.
+n: images; d: feature width; m: the smaller of n and d.
 """
 
 import math
@@ -58,14 +58,14 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear classifier of unscaled features."""
+    """Linear classifier for unscaled features."""
 
     weight: Float[Tensor, "d classes"]
     bias: Float[Tensor, "classes"]
 
     @classmethod
     def scaled(cls, scaling: Scaling, weight: Float[Tensor, "d classes"], bias: Float[Tensor, "classes"]) -> "Linear":
-        """Fold the scaling into a classifier of scaled features."""
+        """Fold the scaling into the weights of a classifier for scaled features."""
         weight = weight / scaling.std[:, None]
         return cls(weight, bias - scaling.mean @ weight)
 
@@ -82,9 +82,9 @@ class Linear:
 
 
 class Ridge:
-    """Ridge regression for any l2 from a single eigendecomposition.
+    """Ridge regression for any penalty l2, from a single eigendecomposition.
 
-    dual: Decompose X X' instead of X'X; None selects the smaller one. The solutions are the same.
+    dual: Decompose X X' instead of X'X. None selects the smaller matrix. Both give the same solution.
     """
 
     def __init__(self, train: FeatureSet, num_classes: int, *, dual: bool | None = None, device: torch.device = CPU):
@@ -116,10 +116,10 @@ class Ridge:
 
 
 # ---- Linear probe ----------------------------------------------------------------------------------------------------
-# Two methods: ridge regression with a sweep over penalties, and multinomial logistic regression (SGD with a cosine
-# schedule) with a sweep over learning rates and weight decays. The settings of each method, and the method to report,
-# are selected on a held-out fifth of the training images, never on the test images. Each method is then refitted with
-# its selected settings on all training images.
+# There are two methods: ridge regression with a sweep over penalties, and multinomial logistic regression (SGD with a
+# cosine schedule) with a sweep over learning rates and weight decays. The settings of each method, and the method to
+# report, are selected on a held-out fifth of the training images, never on the test images. Each method is then
+# refitted to all training images with the selected settings.
 
 HELD_OUT = 0.2
 PENALTIES = tuple(10.0**power for power in range(-6, 4))  # per image; features have unit variance
@@ -128,23 +128,23 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Sgd:
-    """SGD settings. Features are scaled to a norm of about 1, so the learning rates suit any width."""
+    """SGD settings. Features are scaled to a norm of about 1, so the learning rates do not depend on the width."""
 
     lr: float
     weight_decay: float
 
 
 SWEEP = tuple(Sgd(lr, weight_decay) for weight_decay in (1e-4, 1e-5, 1e-6, 0.0) for lr in (1.0, 10.0, 100.0))
-BATCH_SIZE = 64, 1024  # minimum and maximum; in between, an eighth of the images
-STEPS = 1000, 12_500  # minimum, and maximum as in DINOv2; in between, 30 epochs
+BATCH_SIZE = 64, 1024  # an eighth of the images, within these limits
+STEPS = 1000, 12_500  # 30 epochs, within these limits; the maximum is that of DINOv2
 
 
 @dataclass(frozen=True)
 class LinearResult:
-    """Best setting of one method and its accuracy."""
+    """Best setting of one method (ridge regression or SGD), and the accuracy with that setting."""
 
     method: str
-    held_out: float  # top-1 on the held-out images
+    held_out: float  # top-1 accuracy on the held-out images
     top1: float
     top5: float
     setting: dict[str, float]
@@ -163,11 +163,11 @@ def linear_probe(
     device: torch.device = CPU,
     progress: Report = silent,
 ) -> list[LinearResult]:
-    """Return the results of both methods on `test`, sorted by accuracy on held-out images."""
+    """Return the results of ridge regression and SGD on `test`, sorted by accuracy on held-out images."""
     fit, held = hold_out(train, num_classes, seed)
     ridge = Ridge(fit, num_classes, device=device)
     accuracies = {penalty: ridge.at(penalty * len(fit)).accuracy(held).top1 for penalty in PENALTIES}
-    penalty = max(accuracies, key=lambda penalty: (accuracies[penalty], penalty))  # in ties, the largest penalty
+    penalty = max(accuracies, key=lambda penalty: (accuracies[penalty], penalty))  # largest in a tie
     chosen = Ridge(train, num_classes, device=device).at(penalty * len(train))
     by_ridge = LinearResult("ridge", accuracies[penalty], *chosen.accuracy(test), {"penalty": penalty})
 
@@ -177,7 +177,7 @@ def linear_probe(
         for chunk in slices(len(sweep), together)
     ]
     held_out = [classifier.accuracy(held).top1 for group in groups for classifier in group]
-    best = held_out.index(max(held_out))  # in ties, the first
+    best = held_out.index(max(held_out))  # the first in a tie
     [chosen] = train_sgd(train, num_classes, sweep[best : best + 1], seed, device=device, progress=progress)
     by_sgd = LinearResult("sgd", held_out[best], *chosen.accuracy(test), asdict(sweep[best]))
     return sorted([by_ridge, by_sgd], key=lambda result: -result.held_out)
@@ -188,7 +188,7 @@ def hold_out(train: FeatureSet, num_classes: int, seed: int) -> tuple[FeatureSet
     labels = train.labels.numpy()
     several = np.flatnonzero(np.bincount(labels, minlength=num_classes)[labels] > 1)
     if not len(several):
-        raise ValueError("a linear probe needs at least two training images in some class, to hold one of them out")
+        raise ValueError("a linear probe requires a class with at least two training images, because one is held out")
     held = several[stratified(labels[several], [""] * num_classes, HELD_OUT, seed, "train")[1]]
     keep = np.setdiff1d(np.arange(len(labels)), held)
     return train.pick(torch.from_numpy(keep)), train.pick(torch.from_numpy(held))
@@ -203,14 +203,14 @@ def train_sgd(
     device: torch.device = CPU,
     progress: Report = silent,
 ) -> list[Linear]:
-    """Train one classifier per setting; all of them start from zero and see the same batches."""
+    """Train one classifier per setting. All classifiers start from zero and use the same batches."""
     (n, d), count = train.features.shape, len(sweep)
     batch_size = min(max(n // 8, BATCH_SIZE[0]), BATCH_SIZE[1], n)
     steps = steps or min(max(30 * n // batch_size, STEPS[0]), STEPS[1])
     scaling = Scaling.of(train.features, device)
     scaling = Scaling(scaling.mean, scaling.std * math.sqrt(d))
     lr, decay = torch.tensor([[how.lr, how.weight_decay] for how in sweep], device=device).T[..., None]
-    # The classifiers are stacked to compute the logits of all of them at once.
+    # The classifiers are stacked to compute all logits at once.
     weight, bias = torch.zeros(d, count, num_classes, device=device), torch.zeros(count, num_classes, device=device)
     speed, bias_speed = torch.zeros_like(weight), torch.zeros_like(bias)
     stage = f"training {plural(count, 'linear classifier')}"
@@ -228,7 +228,7 @@ def train_sgd(
 
 
 def _batches(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor, "b"]]:
-    """Yield the indices of `steps` batches; each epoch drops its incomplete last batch."""
+    """Yield the indices of `steps` batches. Incomplete batches at the end of an epoch are dropped."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.empty(0, dtype=torch.int64)
     for _ in range(steps):
@@ -241,7 +241,7 @@ def _batches(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tenso
 # ---- Few-shot accuracy -----------------------------------------------------------------------------------------------
 # As in section 4.1 of the ViT paper: regularised least squares from the features of k images per class to
 # {-1, 1}^classes. The details follow the authors' code (big_vision, `fewshot_lsr`): standardised features and a penalty
-# of 2^10. The authors' penalised bias is omitted: with equally many images per class, it is the same for all classes.
+# of 2^10. The authors' penalised bias is omitted: with k images in every class, it is the same for all classes.
 
 PENALTY = 2.0**10
 SHOTS = (5, 10, 25)  # defaults
@@ -269,7 +269,7 @@ def fewshot(
     seeds: Sequence[int] = range(5),
     device: torch.device = CPU,
 ) -> list[FewShotResult]:
-    """Compute the accuracy on `test` for each number of shots. Classes without training images are not learned."""
+    """Compute the accuracy on `test` for each number of shots. Classes without training images are never predicted."""
     least, name = smallest_class(train, classes)
     if max(shots) > least:
         few = plural(least, "training image")
@@ -285,7 +285,7 @@ def fewshot(
 
 
 def draw(labels: Int[Tensor, "n"], shots: int, seed: int) -> Int[Tensor, "m"]:
-    """Return the indices of `shots` random images per class. For one seed, smaller draws are subsets of larger ones."""
+    """Return the indices of `shots` random images per class. With the same seed, a larger `shots` only adds images."""
     numbers = SampleRng(seed, 0, torch.arange(len(labels))).uniform("fewshot").numpy()
     order = np.lexsort((numbers, labels.numpy()))  # sorted by class, in random order within each class
     counts = np.bincount(labels.numpy())
@@ -300,9 +300,9 @@ def smallest_class(train: FeatureSet, classes: Sequence[str]) -> tuple[int, str]
 
 
 def fitting_shots(train: FeatureSet, classes: Sequence[str]) -> tuple[tuple[int, ...], str]:
-    """Return the default numbers of shots that do not exceed the smallest class, and why the others are skipped.
+    """Return the default numbers of shots that the smallest class allows, and the reason for skipping the others.
 
-    If all of them exceed it, return the size of the smallest class instead.
+    If the smallest class allows none of the default numbers, return its size instead.
     """
     least, name = smallest_class(train, classes)
     fitting = tuple(count for count in SHOTS if count <= least)

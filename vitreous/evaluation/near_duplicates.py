@@ -1,8 +1,8 @@
-"""Near duplicates: images that show the same photo, resized, recompressed, cropped or mirrored.
+"""Finds near duplicates: copies of the same photo that were resized, recompressed, cropped or mirrored.
 
 Candidates are nearest neighbours in whitened feature space. A pair is accepted if one image, resized and possibly
-mirrored, is found inside the other: the normalised cross-correlation of their details at the best position and size is
-high. Features alone cannot tell two photos of the same cat from two copies of one photo; details can.
+mirrored, is found inside the other, i.e. if the normalised cross-correlation of their details is high at the best
+position and size. Features alone cannot distinguish two photos of the same cat from two copies of one photo.
 
 n: images; d: feature width; p: pairs; s: side of a thumbnail.
 """
@@ -25,26 +25,26 @@ from vitreous.evaluation import features
 from vitreous.evaluation.features import rows_within_budget, slices
 from vitreous.evaluation.probe import PAIR_BYTES, nearest
 
-SIDE = 32  # of the thumbnails that are compared
-BLUR = 7  # details are the difference to the mean of this neighbourhood
-AREAS = (1.0, 0.93, 0.86, 0.79, 0.72, 0.65, 0.58)  # of a crop, as fractions of the image
-CANDIDATES = 5  # nearest neighbours of an image to compare
+SIDE = 32  # side of the thumbnails that are compared, in pixels
+BLUR = 7  # side of the neighbourhood whose mean is subtracted to obtain the details
+AREAS = (1.0, 0.93, 0.86, 0.79, 0.72, 0.65, 0.58)  # areas of crops, as fractions of the image
+CANDIDATES = 5  # number of nearest neighbours to compare with each image
 SIMILARITY = 0.1  # minimum cosine similarity of the whitened features of a candidate pair
 RIDGE = 0.03  # fraction of the largest std that is added to every std before dividing by it
 CORRELATION = 0.7  # minimum correlation of details; different photos rarely exceed 0.5
-CHUNK = 512  # pairs to compare at a time
+CHUNK = 512  # number of pairs to compare at a time
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest other images of each image, nearest first."""
+    """The nearest neighbours of each image, nearest first. An image is not its own neighbour."""
 
     similarity: Float[Tensor, "n k"]  # cosine
     indices: Int[Tensor, "n k"]
 
 
 def neighbours(vectors: Float[Tensor, "n d"], k: int, device: torch.device) -> Neighbours:
-    """Find the k nearest other images of each image, in blocks that bound the memory."""
+    """Find the k nearest neighbours of each image, in blocks that limit the memory use."""
     count, width = vectors.shape
     k = min(k, count - 1)
     budget = features.BUDGET
@@ -60,9 +60,9 @@ def neighbours(vectors: Float[Tensor, "n d"], k: int, device: torch.device) -> N
 
 
 def whitened(vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Give all principal components of the features nearly the same variance.
+    """Scale features so that all principal components have nearly the same variance.
 
-    The largest components describe the kind of image, such as its class; copies also agree in the small ones.
+    The largest components describe the kind of image, such as its class. Copies also agree in the small components.
     """
     count, width = vectors.shape
     parts = list(slices(count, rows_within_budget(width)))
@@ -91,7 +91,7 @@ def candidate_pairs(vectors: Float[Tensor, "n d"], device: torch.device) -> Int[
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """Grey image squashed to a square, and the aspect ratio (height / width) of the original."""
+    """Greyscale image resized to a square, and the aspect ratio (height / width) of the original image."""
 
     pixels: np.ndarray  # uint8 [s, s]
     aspect: float
@@ -112,7 +112,7 @@ def correlations(
     device: torch.device,
     value_range: ValueRange | None = None,
 ) -> Float[Tensor, "p"]:
-    """Return the correlation of details of each pair; -1 if an image is unreadable."""
+    """Return the correlation of the details of each pair of images, or -1 if one of the images is unreadable."""
     used = sorted(set(pairs.flatten().tolist()))
     thumbnails = map_in_threads(lambda index: thumbnail(lambda: image(index), value_range), used, "comparing images")
     shown = {index: found for index, found in zip(used, thumbnails, strict=True) if found is not None}
@@ -134,7 +134,7 @@ def correlations(
 def correlation(
     first: Tensor, first_aspect: Float[Tensor, "p"], second: Tensor, second_aspect: Float[Tensor, "p"]
 ) -> Float[Tensor, "p"]:
-    """Return the best correlation of each pair over crops of either image, and mirrored."""
+    """Return the highest correlation of each pair over all crops of either image, with and without mirroring."""
     a, b = details(first), details(second)
     ratio = second_aspect / first_aspect
     best = [
@@ -146,7 +146,7 @@ def correlation(
 
 
 def details(thumbnails: Tensor) -> Float[Tensor, "p s s"]:
-    """Subtract the mean of each pixel's neighbourhood, which removes lighting and large plain areas."""
+    """Subtract the mean of each pixel's neighbourhood, to remove lighting and large uniform areas."""
     pixels = thumbnails.float()[:, None]
     blurred = F.avg_pool2d(pixels, BLUR, stride=1, padding=BLUR // 2, count_include_pad=False)
     return (pixels - blurred)[:, 0]
@@ -155,8 +155,8 @@ def details(thumbnails: Tensor) -> Float[Tensor, "p s s"]:
 def shapes(ratio: Float[Tensor, "p"]) -> Iterator[Int[Tensor, "p 2"]]:
     """Yield the possible sizes in pixels of a crop of the square thumbnail.
 
-    `ratio` is the aspect ratio of the crop relative to that of the image. The first size is the whole image, which also
-    covers a copy that was squashed to another aspect ratio.
+    `ratio` is the aspect ratio of the crop divided by that of the image. The first size is the whole image, which also
+    finds copies that were resized to another aspect ratio.
     """
     yield torch.full((len(ratio), 2), SIDE, device=ratio.device)
     for area in AREAS:
@@ -187,7 +187,7 @@ def inside(
         products = (spectrum * torch.fft.rfft2(resized).conj(), spectrum * under, power * under)
         product, total, squares = (torch.fft.irfft2(term, s=(SIDE, SIDE)) for term in products)
         variance = (squares - total.square() / area) * resized.square().sum(dim=(1, 2), keepdim=True)
-        scores = product / variance.clamp(min=area.square()).sqrt()  # a std below 1 level: no details to compare
+        scores = product / variance.clamp(min=area.square()).sqrt()  # a std below 1 means no details
         fits = (steps <= SIDE - height)[:, :, None] & (steps <= SIDE - width)[:, None, :]
         best = best.maximum(scores.masked_fill(~fits, -1).amax(dim=(1, 2)))
     return best

@@ -1,7 +1,7 @@
 """Probes for frozen encoders: k-NN, linear classifiers and few-shot classifiers.
 
 A probe is trained on features of the train split and evaluated on another split. It does not use the head of the model,
-so the classes of the data can differ from those of the model.
+so the model may have different classes from the data.
 
 q: queries; n: training images; d: width; k: neighbours.
 """
@@ -26,15 +26,15 @@ from vitreous.data.sources.base import Source
 from vitreous.evaluation import features
 from vitreous.evaluation.features import FeatureSet, cached_features, count_hits, slices
 from vitreous.evaluation.linear import FewShotResult, LinearResult, fewshot, fitting_shots, linear_probe
-from vitreous.inference.predictor import FEATURE_KINDS, FeatureKind, Predictor
+from vitreous.inference.predictor import FEATURE_KINDS, Embedder, FeatureKind
 
 # ---- Weighted k-NN ---------------------------------------------------------------------------------------------------
-# As in DINO (arXiv 2104.14294), the nearest training images vote with weight exp(cosine similarity / 0.07), and top-5
-# is the top min(5, k) of all classes ranked by votes. Classes without votes rank last but can be among the five.
+# As in DINO (arXiv 2104.14294), the nearest training images vote with weight exp(cosine similarity / 0.07). Classes are
+# ranked by votes, and top-5 uses the first min(5, k) classes. Classes without votes rank last but can be among them.
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.07
-PAIR_BYTES = 24  # per pair of images: similarity (4), comparison (1), and in ties a sorted copy (16)
+PAIR_BYTES = 24  # per pair of images: similarity (4), comparison (1), and a sorted copy if there are ties (16)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class KnnResult:
     top5: float
 
     def describe(self) -> tuple[str, str]:
-        """Return the name of the result and a remark on it."""
+        """Return the name of the result and an empty remark."""
         return plural(self.neighbours, "neighbour"), ""
 
 
@@ -73,7 +73,8 @@ def nearest(
 ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]]:
     """Return the similarities and indices of the k nearest images in the bank, nearest first.
 
-    In ties, the lower index comes first. The bank is copied to the device of the queries in chunks of `rows` rows.
+    Ties are broken in favour of the lower index. The bank is copied to the device of the queries in chunks of `rows`
+    rows.
     """
     queries = F.normalize(queries.float(), dim=1)
     best = queries.new_empty(len(queries), 0)
@@ -81,7 +82,7 @@ def nearest(
     for part in slices(len(bank), rows):
         similarity = queries @ F.normalize(bank[part].to(queries.device).float(), dim=1).T
         places = _top(similarity, k)
-        # Earlier results have lower indices, and the stable sort keeps them first in ties.
+        # Earlier results have lower indices. In a tie, the stable sort keeps them first.
         best = torch.cat([best, similarity.gather(1, places)], dim=1)
         where = torch.cat([where, places + part.start], dim=1)
         best, order = best.sort(dim=1, descending=True, stable=True)
@@ -90,7 +91,7 @@ def nearest(
 
 
 def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
-    """Return the columns of the k highest values, ascending. Unlike torch.topk, prefer lower columns in ties."""
+    """Return the columns of the k highest values, sorted by column. Unlike torch.topk, ties favour lower columns."""
     k = min(k, similarity.shape[1])
     lowest, places = similarity.topk(k, dim=1)
     crowded = ((similarity >= lowest[:, -1:]).sum(dim=1) > k).nonzero()[:, 0]  # rare
@@ -102,7 +103,7 @@ def _top(similarity: Float[Tensor, "q n"], k: int) -> Int[Tensor, "q k"]:
 def votes(
     similarity: Float[Tensor, "q k"], labels: Int[Tensor, "q k"], num_classes: int, neighbours: Sequence[int]
 ) -> Iterator[tuple[int, Float[Tensor, "q classes"]]]:
-    """Yield each number of neighbours, in ascending order, with the total votes for each class.
+    """Yield each k in `neighbours`, in ascending order, with the votes of the k nearest images for each class.
 
     Votes are added one neighbour at a time, which makes the sum deterministic on every device.
     """
@@ -118,13 +119,13 @@ def votes(
 
 Probe = Literal["knn", "linear", "fewshot"]
 PROBES: tuple[Probe, ...] = get_args(Probe)
-DRAWS = 5  # random training sets of a few-shot probe
+DRAWS = 5  # number of random training sets for few-shot probes
 Result = KnnResult | LinearResult | FewShotResult
 
 
 @dataclass(frozen=True)
 class ProbeMetrics:
-    """Results of a probe. Accuracies are fractions; the first of `results` is the one to report."""
+    """Results of a probe. Accuracies are fractions. The first entry of `results` is the reported result."""
 
     probe: Probe
     results: Sequence[Result]
@@ -187,7 +188,7 @@ def check_options(probe: Probe, features: FeatureKind, neighbours: Sequence[int]
 
 
 def probe_encoder(
-    predictor: Predictor,
+    predictor: Embedder,
     train: Source,
     split: str,
     test: Source,
@@ -200,7 +201,7 @@ def probe_encoder(
     seed: int = 0,
     progress: Report = silent,
 ) -> ProbeMetrics:
-    """Train a probe on features of `train` and evaluate it on `test`, the images of `split`."""
+    """Train a probe on the features of `train` and evaluate it on `test`. `split` is the name of the test split."""
     started, classes = time.perf_counter(), train.classes
     (known, known_cached), (unknown, unknown_cached) = (
         cached_features(cache, predictor, source, features, progress) for source in (train, test)
@@ -236,7 +237,7 @@ def run_probe(
     device: torch.device,
     progress: Report = silent,
 ) -> Sequence[Result]:
-    """Run a probe on features. The first result is the one to report."""
+    """Train and evaluate a probe on features. The first result is the reported one."""
     if device.type == "mps":
         device = torch.device("cpu")  # MPS does not support float64
     if probe == "knn":
@@ -247,7 +248,7 @@ def run_probe(
 
 
 def headline(results: Sequence[Result]) -> dict[str, float | str]:
-    """Return the reported result under its keys in metrics.json."""
+    """Return the accuracies of the first result, which is reported, with the keys of metrics.json."""
     first = results[0]
     if isinstance(first, KnnResult):
         return {"knn": first.top1, "knn_top5": first.top5}

@@ -1,21 +1,26 @@
 """Explanations of a model's predictions: patch importance maps, faithfulness tests, and figures of the weights.
 
-`attention_and_logit_lens` captures one forward pass; `importance_maps` computes rollout, relevance and occlusion, and
-tests how faithful they are; `pca_and_similarity` compares patches, positions and filters. `draw` overlays maps on the
-image, `explain_report` writes figures and report.html, and `explain.explain` is `vitreous.explain`.
-This file does not import torch, which keeps `vitreous --help` fast.
+`attention_and_logit_lens` captures a forward pass. `rollout_relevance_occlusion` uses the tokens for importance maps,
+and tests the faithfulness of the maps. `pca_and_similarity` compares patches, positions and filters. `draw` overlays
+maps on the image, `explain_report` writes figures and report.html, and `explain_image` implements `vitreous.explain`.
+Only the names in `methods` are imported immediately, because `vitreous --help` needs them and must not import torch.
 """
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING
 
-MapName = Literal["relevance", "occlusion", "rollout", "attention"]  # patch importance maps
-MAPS: tuple[MapName, ...] = get_args(MapName)
-CLASS_MAPS = ("relevance", "occlusion")  # maps that explain one class
+from vitreous.common.lazy_names import lazy_names
+from vitreous.explanation.methods import CLASS_MAPS, HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
 
-Method = Literal[
-    "relevance", "occlusion", "rollout", "attention", "faithfulness",
-    "heads", "distance", "similarity", "pca", "lens", "position", "filters",
+if TYPE_CHECKING:
+    from vitreous.explanation.explain_image import explain as explain
+    from vitreous.explanation.result import Explanation as Explanation
+
+_HOMES = {
+    "explain": "vitreous.explanation.explain_image",
+    "Explanation": "vitreous.explanation.result",
+}
+__all__ = [
+    "CLASS_MAPS", "HEAD_METHODS", "IMAGE_METHODS", "MAPS", "METHODS", "Explanation", "MapName", "Method", "explain",
 ]  # fmt: skip
-METHODS: tuple[Method, ...] = get_args(Method)
-HEAD_METHODS = frozenset({"relevance", "occlusion", "faithfulness", "lens"})  # need a classification head
-IMAGE_METHODS = frozenset(METHODS) - {"position", "filters"}  # need an image
+if not TYPE_CHECKING:  # mypy would accept any name
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

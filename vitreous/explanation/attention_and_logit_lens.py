@@ -1,7 +1,7 @@
-"""Captured forward pass of a ViT, with attention maps, attention distance and the logit lens computed from it.
+"""Attention maps, attention distance and logit lens of a ViT, computed from one captured forward pass.
 
-Only the tokens before and after each layer are kept. Attention weights are recomputed from them on demand, one layer
-and at most CHUNK values at a time.
+Only the tokens before and after each layer are kept. Attention weights are recomputed from these tokens on demand, one
+layer and at most CHUNK values at a time.
 
 b: batch; t = p + n: prefix and patch tokens; q: queries; gh, gw: grid height and width.
 """
@@ -21,16 +21,16 @@ from vitreous.model.tokens import Features, Layout
 from vitreous.model.vit import ViT
 
 Pooling = ClassTokenPooling | AveragePooling | AttentionPooling
-CHUNK = 2**24  # attention weights per chunk: 64 MiB in float32
+CHUNK = 2**24  # maximum number of attention weights per chunk: 64 MiB in float32
 
 
 def no_step() -> None:
-    """Do nothing. Default for `between` callbacks, which run between steps and may wait or raise."""
+    """Do nothing. This is the default of `between` callbacks, which run between steps and may wait or raise."""
 
 
 @dataclass(frozen=True)
 class CapturedForward:
-    """Tokens of one forward pass. Layers are counted from 0, or from the end if negative."""
+    """Tokens of one forward pass. Layer indices start at 0; negative ones count from the end."""
 
     model: ViT
     images: Float[Tensor, "b c h w"]
@@ -39,13 +39,13 @@ class CapturedForward:
 
     @torch.no_grad()
     def weights(self, layer: int, queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
-        """Compute a layer's attention weights for all queries or a slice of them."""
+        """Compute the attention weights of a layer for all queries or for a slice of the queries."""
         (layer,) = layer_indices(self.model, [layer])
         encoder, position = self.model.encoder, self.model.position
         return encoder.attention_weights(layer, self.states[layer], self.layout, position, queries)
 
     def chunks(self, layer: int, start: int = 0) -> Iterator[tuple[slice, Float[Tensor, "b heads q t"]]]:
-        """Yield a layer's attention weights in chunks of queries, beginning with query `start`."""
+        """Yield the attention weights of a layer in chunks of queries, beginning with query `start`."""
         b, t, _ = self.states[0].shape
         step = max(CHUNK // (b * self.model.config.num_heads * t), 1)
         for first in range(start, t, step):
@@ -53,9 +53,9 @@ class CapturedForward:
             yield rows, self.weights(layer, rows)
 
     def attention_from(self, layer: int, query: int | Size | None = None) -> Float[Tensor, "b heads t"]:
-        """Return the attention weights of one query: a token index, or the (row, column) of a patch.
+        """Return the attention weights of one query, given as a token index or as the (row, column) of a patch.
 
-        None selects the class token, or the mean over all patches if the model has no class token.
+        If `query` is None, return the weights of the class token or, without a class token, the mean over all patches.
         """
         p = self.layout.num_prefix_tokens
         if query is None and not self.model.config.class_token:
@@ -76,7 +76,7 @@ class CapturedForward:
             return self.model.classify(self.features(layer)).float()
 
     def lens(self, layers: Sequence[int] | None = None) -> Float[Tensor, "layers b classes"]:
-        """Return the logits after each layer."""
+        """Return the logits after each of `layers` (default: all layers)."""
         return torch.stack([self.logits(layer) for layer in layer_indices(self.model, layers)])
 
     @torch.no_grad()
@@ -85,7 +85,11 @@ class CapturedForward:
         return pooling_weights(self.model, self.features())
 
     def attention_map(self, layer: int = -1) -> Float[Tensor, "b gh gw"]:
-        """Return the attention of the class token, attention pooling or all patches (mean), averaged over heads."""
+        """Return the attention weight of each patch, averaged over heads.
+
+        For the last layer of a model with attention pooling, the weights are those of the pooling query. Otherwise they
+        are those of the class token or, without a class token, the mean over all patches.
+        """
         if isinstance(self.model.pool, AttentionPooling) and layer in (-1, self.model.config.depth - 1):
             return self.on_grid(self.pooling_weights())
         return self.on_grid(self.attention_from(layer).mean(dim=1))
@@ -115,11 +119,11 @@ def pooling_weights(model: ViT, features: Features) -> Float[Tensor, "b t"]:
 
 
 def layer_indices(model: ViT, layers: Sequence[int] | None) -> list[int]:
-    """Check layer numbers and return them sorted and non-negative. None or an empty sequence means all layers."""
+    """Check layer numbers. Return sorted, non-negative indices. None or an empty sequence means all layers."""
     depth = model.config.depth
     for layer in layers or ():
         if not -depth <= layer < depth:
-            fail("layer", layer, f"from 0 to {depth - 1} (or -{depth} to -1, counting from the end)")
+            fail("layer", layer, f"an integer from 0 to {depth - 1} (or -{depth} to -1, counting from the end)")
     return sorted({layer % depth for layer in layers}) if layers else list(range(depth))
 
 
@@ -141,11 +145,11 @@ def check_target(model: ViT, target: int) -> None:
 
 
 # ---- Mean attention distance -----------------------------------------------------------------------------------------
-# Analogous to the receptive field of a convolution (Figure 7, right, and appendix D.7 of the ViT paper).
+# Analogous to the receptive field of a convolution (ViT paper, figure 7, right, and appendix D.7).
 
 
 def distances(grid: Size, patch_stride: Size, rows: slice = slice(None)) -> Float[Tensor, "q n"]:
-    """Return the pixel distances from the centres of patches `rows` to the centres of all patches."""
+    """Return the distances in pixels between the centres of the patches in the slice `rows` and of all patches."""
     y, x = (torch.arange(count) * float(stride) for count, stride in zip(grid, patch_stride, strict=True))
     centres = torch.cartesian_prod(y, x)
     return torch.cdist(centres[rows], centres, compute_mode="donot_use_mm_for_euclid_dist")
@@ -154,7 +158,10 @@ def distances(grid: Size, patch_stride: Size, rows: slice = slice(None)) -> Floa
 def attention_distance(
     captured: CapturedForward, layers: Sequence[int] | None = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "layers heads"]:
-    """Compute the mean attention distance of each head over all patches and images, ignoring prefix tokens."""
+    """Compute the attention distance of each head in pixels, averaged over all patches and images.
+
+    Prefix tokens are ignored.
+    """
     (p, grid, _), config, device = captured.layout, captured.model.config, captured.images.device
     means = []
     for layer in layer_indices(captured.model, layers):

@@ -1,4 +1,4 @@
-"""Map overlays on the image region that the model receives, and contact sheets of small maps.
+"""Overlays of maps on the image region that the model receives, and contact sheets of small maps.
 
 h, w: height and width; images are uint8.
 """
@@ -22,12 +22,13 @@ from vitreous.model.options import Preprocessing
 from vitreous.report.plots import heat, paint, signed
 
 Rgb = UInt8[np.ndarray, "h w 3"]
-LONGEST, SHORTEST, TINY = 960, 448, 64  # longer side: maximum, minimum, and limit for enlarging without smoothing
-LABEL = (128, 132, 138)  # text colour on transparent sheets, legible on both white and black
+LONGEST, SHORTEST = 960, 448  # maximum and minimum length of the longer side
+TINY = 64  # images up to this length of the longer side are enlarged without smoothing
+LABEL = (128, 132, 138)  # text colour on transparent sheets; legible on white and on black
 DIMMED = 0.35  # contrast outside the model's region
-MANY = 200  # patches; maps with at least this many are clipped
+MANY = 200  # outliers are clipped in maps with at least this many patches
 
-# ---- The image and the region of it that the model receives ----------------------------------------------------------
+# ---- Image and region that the model receives ------------------------------------------------------------------------
 
 
 class Box(NamedTuple):
@@ -39,25 +40,25 @@ class Box(NamedTuple):
     width: float
 
     def pixels(self) -> tuple[slice, slice]:
-        """Round to pixel rows and columns."""
+        """Return the rows and columns of the box as slices, rounded to whole pixels."""
         rows = slice(round(self.top), round(self.top + self.height))
         return rows, slice(round(self.left), round(self.left + self.width))
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """RGB image at display size with the region that the model receives."""
+    """RGB image at display size, and the region that the model receives."""
 
     pixels: Rgb
     region: Box
-    image_size: Size  # of the model's input
+    image_size: Size  # size of the model's input
     patch_stride: Size  # in pixels of the model's input
     grid: Size
     blocky: bool  # tiny image, enlarged without smoothing
 
 
 def model_region(image: Size, size: Size, how: Preprocessing) -> Box:
-    """Return the image region that the model receives, in image pixels. With padding, it extends beyond the image."""
+    """Return the image region that the model receives, in image pixels. Padding extends it beyond the image."""
     resized = resized_for(image, size, how)
     scale = [there / here for there, here in zip(image, resized, strict=True)]
     top, left = centre(resized, size, how)
@@ -97,9 +98,9 @@ def _padded(pixels: Rgb, box: Box) -> tuple[UInt8[np.ndarray, "h2 w2 3"], Box]:
 
 
 def onto(canvas: Canvas, values: np.ndarray, smooth: bool = True) -> np.ndarray:
-    """Resize a patch map, [gh, gw] or [gh, gw, 3], to the canvas region. Small grids are drawn as blocks.
+    """Resize a patch map [gh, gw] or [gh, gw, 3] to the model's region. Small grids are drawn as blocks.
 
-    The part of a grid that extends beyond the image is cropped.
+    If the grid extends beyond the image, the part of the map outside the image is cropped.
     """
     rows, columns = canvas.region.pixels()
     target = (rows.stop - rows.start, columns.stop - columns.start)
@@ -118,7 +119,7 @@ def onto(canvas: Canvas, values: np.ndarray, smooth: bool = True) -> np.ndarray:
 
 
 def scaled(values: np.ndarray, from_zero: bool = True) -> np.ndarray:
-    """Scale values to [0, 1]. The lower bound is their minimum or, with `from_zero`, 0 if all are positive."""
+    """Scale values to [0, 1]. With `from_zero`, 0 stays 0 unless there are negative values."""
     low = min(float(values.min()), 0.0) if from_zero else float(values.min())
     high = float(values.max())
     return (values - low) / (high - low) if high > low else np.zeros_like(values)
@@ -126,7 +127,7 @@ def scaled(values: np.ndarray, from_zero: bool = True) -> np.ndarray:
 
 def overlay(canvas: Canvas, values: np.ndarray, from_zero: bool = True) -> Rgb:
     """Draw a heat map over the greyscale image; larger values are brighter and more opaque."""
-    if values.size >= MANY:  # clip outliers, which would darken the rest
+    if values.size >= MANY:  # clip outliers, which would darken all other values
         values = np.minimum(values, np.quantile(values, 0.995))
     field = scaled(onto(canvas, values), from_zero)
     return _blended(canvas, paint(field, heat()), 0.35 + 0.55 * field)
@@ -205,7 +206,7 @@ def sheet(
     gap: int = 6,
     smooth: bool = False,
 ) -> Image.Image:
-    """Arrange tiles in a labelled grid on a transparent background. `smooth` interpolates when resizing to `tile`."""
+    """Arrange tiles in a labelled grid on a transparent background. If `smooth`, resizing interpolates."""
     font = ImageFont.load_default(size=15)
     left = max((round(font.getlength(name)) for name in rows), default=-10) + 10
     top = 24 if columns else 0

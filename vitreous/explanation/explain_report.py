@@ -1,4 +1,4 @@
-"""Figures of an explanation as PNG files, and report.html with all figures, captions and tables.
+"""Writes the figures of an explanation as PNG files, and report.html with all figures, captions and tables.
 
 Charts require matplotlib. Without it, the report contains only the tables.
 """
@@ -11,12 +11,13 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from vitreous.explanation import MAPS, MapName, draw
+from vitreous.explanation import draw
 from vitreous.explanation.attention_and_logit_lens import distances
 from vitreous.explanation.draw import Canvas
-from vitreous.explanation.importance_maps import Faithfulness
+from vitreous.explanation.methods import MAPS, MapName
 from vitreous.explanation.pca_and_similarity import FilterComponents, filter_images
 from vitreous.explanation.result import Explanation
+from vitreous.explanation.rollout_relevance_occlusion import Faithfulness
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool
 from vitreous.report.html import Html, bar, code, definitions, details, inner, items, name, plot, table, tag
@@ -39,7 +40,7 @@ from vitreous.report.plots import (
 
 SHEET = 1150  # approximate width in pixels
 MOST_POSITIONS = 10  # maximum rows and columns in the position sheet
-LINES = (ACCENT, "#c4500c", "#2c8a4b", "#8a4fb5", "#b0416b", GREY)  # curve colours, which also differ in lightness
+LINES = (ACCENT, "#c4500c", "#2c8a4b", "#8a4fb5", "#b0416b", GREY)  # colours of curves; they also differ in lightness
 
 Drawn = tuple[str, str, np.ndarray | Image.Image]  # title, caption, and an overlay or a sheet
 
@@ -57,7 +58,7 @@ class Figure:
 def draw_figures(
     result: Explanation, config: ViTConfig, canvas: Canvas | None, folder: Path
 ) -> dict[str, list[Figure]]:
-    """Write the figures of all computed results. Returns them by method; "seen" is the input image."""
+    """Write the figures of all computed results. Return them by method; the key "seen" is the input image."""
     found: dict[str, list[Figure]] = {}
 
     def write(method: str, drawn: Drawn, name: str = "") -> None:
@@ -100,7 +101,7 @@ def _input_caption(canvas: Canvas) -> str:
     caption = f"The model receives {h} x {w} pixels (height x width), divided into {gh} x {gw} patches."
     rows, columns = canvas.region.pixels()
     if (rows.stop - rows.start, columns.stop - columns.start) != canvas.pixels.shape[:2]:
-        caption += " The dimmed area is cropped out."
+        caption += " The dimmed area is cropped and does not reach the model."
     return caption
 
 
@@ -130,7 +131,7 @@ def _map_text(result: Explanation, config: ViTConfig, name: MapName) -> tuple[st
             query = "attention pooling" if isinstance(config.pool, AttentionPool) else _attending(config)
             return "Attention, last layer", (
                 f"Attention weights of {query}, averaged over heads. They show where the model gathers information, "
-                "not why."
+                "but not why."
             )
 
 
@@ -139,7 +140,7 @@ def _attending(config: ViTConfig) -> str:
 
 
 def _points(change: float) -> str:
-    """Format a change in probability."""
+    """Format a change in probability as a phrase for a caption."""
     if change <= 0:
         return "no such areas here"
     return f"by up to {100 * change:.1f} percentage points" if change >= 0.001 else "by less than 0.1 percentage points"
@@ -207,7 +208,7 @@ def _positions(values: np.ndarray, text: str) -> Drawn:
     tiles = [[paint(values[y, x] / max(most, 1e-12) / 2 + 0.5, signed()) for x in columns] for y in rows]
     some = f" Only some of the {gh} x {gw} positions are shown." if (len(rows), len(columns)) != (gh, gw) else ""
     caption = (
-        f"{text} Each tile compares one position with all others, as in Figure 7 (centre) of the paper. Red is "
+        f"{text} Each tile compares one position with all positions, as in Figure 7 (centre) of the paper. Red is "
         f"positive, blue is negative, and the strongest colour corresponds to {most:.2f}.{some}"
     )
     tile = draw.tile_for((gh, gw), 860 // max(len(rows), len(columns)))
@@ -380,7 +381,7 @@ def _lens(result: Explanation, figures: Figures) -> list[Html]:
 
 
 def _drawn(figures: Figures, *methods: str) -> list[Html]:
-    """Place maps side by side, followed by sheets and charts below each other."""
+    """Place maps side by side. Stack sheets and charts below them."""
     drawn = [figure for method in methods for figure in figures.get(method, ())]
     maps = [_figure(figure) for figure in drawn if figure.kind == "map"]
     sheets = [_figure(figure) for figure in drawn if figure.kind != "map"]

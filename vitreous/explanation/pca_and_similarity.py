@@ -1,4 +1,4 @@
-"""PCA of patch features and filters (Figure 7, left), and similarity of patches and positions (Figure 7, centre).
+"""PCA of patch features and filters, and similarity of patches and positions (ViT paper, figure 7, left and centre).
 
 b: batch; t: tokens; q: queries; n = gh x gw: patches; d: width; c: channels; ph, pw: patch height and width;
 k: components.
@@ -25,7 +25,7 @@ from vitreous.model.vit import ViT
 
 
 def cosines(features: Features, rows: slice = slice(None)) -> Float[Tensor, "b q t"]:
-    """Compute the cosine similarity of tokens `rows` to all prefix and patch tokens."""
+    """Compute the cosine similarity of the tokens in the slice `rows` to all prefix and patch tokens."""
     tokens = F.normalize(all_tokens(features).float(), dim=-1)
     return tokens[:, rows] @ tokens.mT
 
@@ -33,7 +33,7 @@ def cosines(features: Features, rows: slice = slice(None)) -> Float[Tensor, "b q
 def token_similarity(
     captured: CapturedForward, query: int | Size, layers: Sequence[int] | None = None
 ) -> Float[Tensor, "layers b gh gw"]:
-    """Compute the cosine similarity of one token to each patch, after each layer."""
+    """Compute the cosine similarity of one token to each patch after each layer."""
     index = token_index(captured.layout, query)
     rows = [
         cosines(captured.features(layer), slice(index, index + 1))[:, 0]
@@ -44,16 +44,16 @@ def token_similarity(
 
 @dataclass(frozen=True)
 class PositionSimilarity:
-    """Similarity of each position (first two dimensions) to every position (last two)."""
+    """Similarity of each position (first two dimensions) to every position (last two dimensions)."""
 
     values: Float[Tensor, "gh gw gh gw"] | None  # None if the model has no positions to compare
-    text: str  # description of the values, or the reason why there are none
-    bounded: bool = True  # values are in [-1, 1], like cosines
+    text: str  # description of the values, or the reason why `values` is None
+    bounded: bool = True  # True if the values are cosines, in [-1, 1]
 
 
 @torch.no_grad()
 def position_similarity(model: ViT, grid: Size | None = None) -> PositionSimilarity:
-    """Compare position embeddings with each other, resampled to `grid` if given."""
+    """Compare all positions with each other. If `grid` is given, resample position embeddings first."""
     grid = grid or model.config.grid
     device, position = next(model.parameters()).device, model.position
 
@@ -71,7 +71,7 @@ def position_similarity(model: ViT, grid: Size | None = None) -> PositionSimilar
         cos, sin = (part.float() for part in terms.rotation)
         text = (
             "Similarity of rotary position embeddings: cosine of the angle between two positions, averaged over "
-            "frequencies. They are fixed, not learned."
+            "frequencies. Rotary embeddings are fixed, not learned."
         )
         return similarity((cos @ cos.T + sin @ sin.T) / cos.shape[1], text)
     if isinstance(position, ConditionalPosition):
@@ -87,7 +87,7 @@ def position_similarity(model: ViT, grid: Size | None = None) -> PositionSimilar
 
 
 def principal(features: Float[Tensor, "n d"], count: int) -> Float[Tensor, "n k"]:
-    """Project patches onto the first principal components, with signs that make the scores positively skewed."""
+    """Project patches onto the first `count` principal components, each with its sign chosen for positive skewness."""
     wide = features.cpu().double()  # not every accelerator supports float64
     left, lengths, _ = torch.linalg.svd(wide - wide.mean(dim=0), full_matrices=False)
     scores = (left * lengths)[:, :count]
@@ -96,7 +96,10 @@ def principal(features: Float[Tensor, "n d"], count: int) -> Float[Tensor, "n k"
 
 
 def foreground(features: Float[Tensor, "n d"], grid: Size) -> tuple[Float[Tensor, "gh gw"], Bool[Tensor, "gh gw"]]:
-    """Return the first component (low at the border) and a mask of the patches where it exceeds Otsu's threshold."""
+    """Return the first principal component and a mask of the patches above Otsu's threshold.
+
+    The sign of the component is chosen so that border patches have low values.
+    """
     first = principal(features, 1)[:, 0].reshape(grid)
     edge = torch.ones(grid, dtype=torch.bool, device=first.device)
     edge[1:-1, 1:-1] = False
@@ -106,7 +109,7 @@ def foreground(features: Float[Tensor, "n d"], grid: Size) -> tuple[Float[Tensor
 
 
 def otsu_threshold(values: Float[Tensor, "n"]) -> float:
-    """Return the threshold that maximises the variance between the two classes (Otsu's method)."""
+    """Return the threshold that maximises the variance between lower and higher values (Otsu's method)."""
     ordered = values.cpu().double().sort().values
     n = len(ordered)
     if n < 2:
@@ -121,7 +124,7 @@ def otsu_threshold(values: Float[Tensor, "n"]) -> float:
 def pca_colours(
     features: Float[Tensor, "n d"], grid: Size, inside: Bool[Tensor, "gh gw"] | None = None
 ) -> Float[Tensor, "gh gw 3"]:
-    """Return the first three components as RGB in [0, 1]. Patches outside the mask `inside` are ignored and black."""
+    """Return the first three principal components as RGB in [0, 1]. Patches outside `inside` are ignored and black."""
     chosen = torch.ones(grid, dtype=torch.bool, device=features.device) if inside is None else inside
     flat = chosen.flatten()
     colours = torch.zeros(len(features), 3, device=features.device)
@@ -146,7 +149,7 @@ class FilterComponents:
 
 @torch.no_grad()
 def filter_components(model: ViT, count: int = 28) -> FilterComponents:
-    """Compute the principal components of the patch embedding, or of a hybrid's first convolution."""
+    """Compute the principal components of the patch filters or, in a hybrid model, of the first convolution."""
     if isinstance(model.stem, HybridStem):
         filters, source = model.stem.root.weight, "the first convolution of the stem"
     else:

@@ -1,4 +1,4 @@
-"""Results of an explanation, and the code that computes them for the requested methods.
+"""Results of an explanation, and the functions that compute them for the requested methods.
 
 gh, gw: grid height and width.
 """
@@ -14,14 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.common.checks import BadValue, Size, check_choice, check_whole, fail, suggestion
-from vitreous.explanation import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
 from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
     attention_distance,
     layer_indices,
     token_index,
 )
-from vitreous.explanation.importance_maps import BATCH, Faithfulness, faithfulness, importance_map, random_faithfulness
+from vitreous.explanation.methods import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
 from vitreous.explanation.pca_and_similarity import (
     FilterComponents,
     PositionSimilarity,
@@ -30,6 +29,13 @@ from vitreous.explanation.pca_and_similarity import (
     pca_colours,
     position_similarity,
     token_similarity,
+)
+from vitreous.explanation.rollout_relevance_occlusion import (
+    BATCH,
+    Faithfulness,
+    faithfulness,
+    importance_map,
+    random_faithfulness,
 )
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.model.config import ViTConfig
@@ -98,7 +104,7 @@ class Explanation:
 
 
 def class_index(config: ViTConfig, name: str | int | None, field: str = "class") -> int | None:
-    """Return the index of a class given by label or, if no label matches, by index. Errors refer to it as `field`."""
+    """Return the index of a class, given its label or its index. Error messages refer to the argument as `field`."""
     if name is None:
         return None
     name, labels, count = str(name), config.labels, config.num_classes
@@ -109,13 +115,13 @@ def class_index(config: ViTConfig, name: str | int | None, field: str = "class")
     if len(name) <= 9 and name.isdecimal() and int(name) < count:  # int() rejects very long numbers
         return int(name)
     known = f"one of the model's labels{suggestion(name, labels)} or " if labels else ""
-    raise BadValue(f"{field} must be {known}a number from 0 to {count - 1}, got {name!r}")
+    raise BadValue(f"{field} must be {known}an integer from 0 to {count - 1}, got {name[:40]!r}")
 
 
 def available_methods(
     config: ViTConfig, has_image: bool, requested: Sequence[str]
 ) -> tuple[list[Method], dict[str, str]]:
-    """Return the methods to run and the reasons for skipping others. Raises if a requested method is unavailable."""
+    """Return the methods to run, and the reasons for skipping others. Raise BadValue if a request is unavailable."""
     for method in requested:
         check_choice("methods", method, METHODS)
     missing: dict[str, str] = {}
@@ -124,8 +130,12 @@ def available_methods(
             missing[method] = "no image was given"
         elif not config.num_classes and method in HEAD_METHODS:
             missing[method] = "the model has no classification head"
+        elif not config.output_kind.classes and method in HEAD_METHODS - {"relevance"}:
+            missing[method] = "the model predicts numbers, not class probabilities"
         if method in requested and method in missing:
             raise BadValue(f"method {method!r} is not available: {missing[method]}")
+    if "faithfulness" in requested and not set(MAPS) & set(requested):
+        raise BadValue(f"the method 'faithfulness' requires a map to test; add a map method, such as {MAPS[0]!r}")
     chosen = [method for method in METHODS if method not in missing and (not requested or method in requested)]
     return chosen, {} if requested else missing
 
@@ -142,7 +152,7 @@ def request(
     for head in heads:
         check_whole("head", head, 0, config.num_heads - 1)
     if query and len(query) != 2:
-        fail("query", " ".join(map(str, query)), "the row and column of a patch")
+        fail("query", " ".join(map(str, query)), "two integers: the row and column of a patch")
     place = (query[0], query[1]) if query else None
     if place is not None:
         token_index(Layout(config.num_prefix_tokens, config.grid), place)
@@ -159,16 +169,21 @@ def compute(
     batch_size: int = BATCH,
     begin: Callable[[str], None] = lambda method: None,
 ) -> None:
-    """Run the methods and store the results. `begin` is called before each; `captured` is None if there is no image."""
+    """Run the methods and store the results in `result`.
+
+    `captured` is None if there is no image. `begin` is called with the name of each method before it runs.
+    """
     maps: dict[MapName, Tensor] = {}
     if captured is not None:
-        if captured.model.config.num_classes:
+        if captured.model.config.output_kind.classes:
             probabilities = class_probabilities(captured.logits(), captured.model.config)
             if not probabilities.isfinite().all():
                 raise ValueError(NOT_A_NUMBER)
             [result.predictions] = top_labels(probabilities, class_names(captured.model.config), TOP)
             if result.target is None:
                 result.target, result.label = result.predictions[0].index, result.predictions[0].label
+        elif captured.model.config.num_classes and result.target is None:
+            result.target, result.label = 0, class_names(captured.model.config)[0]
         for name in MAPS:
             if name in methods:
                 begin(name)

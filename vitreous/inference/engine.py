@@ -1,4 +1,4 @@
-"""Inference engine that prediction, embedding, evaluation, probes and serving share.
+"""Inference engine, shared by prediction, embedding, evaluation, probes and serving.
 
 Threads read and decode images ahead of the model. Decoded images are batched, normalised on the device and passed
 through the model in the chosen precision. Each image yields one result, in order: an output, or an error that does not
@@ -14,15 +14,17 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from PIL import Image
+from rich.text import Text
 from torch import Tensor, nn
 
 from vitreous.common.checks import check_choice, check_whole
@@ -35,7 +37,7 @@ from vitreous.data.sources.base import Source, StoredImage
 from vitreous.model.base_config import Task
 from vitreous.model.calibration import UNKNOWN
 from vitreous.model.inputs import normalise
-from vitreous.model.options import Preprocessing
+from vitreous.model.options import MultiLabel, Numbers, OutputConfig, Preprocessing, SingleLabel
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.top_labels import Label, class_names
 
@@ -47,11 +49,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Labels of an image, most probable first, or the error if it could not be read.
+    """Labels of an image, most probable first, or an error message if the image could not be read.
 
-    familiarity: Fraction of the validation images that are at most as familiar as this image; None if the model has not
-        been calibrated.
-    label_set: Set of labels that contains the true label with probability `coverage`; None if no coverage was given.
+    familiarity: Fraction of validation images that are at most as familiar as this image. None if the model is not
+        calibrated.
+    label_set: Set of labels that contains the true label with a probability of at least `coverage`. None if no coverage
+        was given.
     """
 
     name: str
@@ -62,11 +65,11 @@ class Prediction:
 
     @property
     def unknown(self) -> bool | None:
-        """True if the image is unlike the training images; None if the model has not been calibrated."""
+        """True if the image is unlike the training images. None if the model has not been calibrated."""
         return None if self.familiarity is None else self.familiarity < UNKNOWN
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON object without the path."""
+        """Return the result as a JSON object without the path."""
         record: dict[str, Any] = {"predictions": label_records(self.predictions)}
         if self.familiarity is not None:
             record |= {"unknown": self.unknown, "familiarity": self.familiarity}
@@ -76,17 +79,69 @@ class Prediction:
 
     def cells(self) -> list[Any]:
         """Return the cells of a CSV row between the path and the error."""
-        cells = [cell for label in self.predictions for cell in (clean(label.label), label.probability)]
+        cells = label_cells(self.predictions)
         if self.familiarity is not None:
             cells += [str(self.unknown).lower(), self.familiarity]
         if self.label_set is not None:
             cells.append(json_text([clean(label.label) for label in self.label_set]))
         return cells
 
+    def printed(self) -> dict[str, Text]:
+        """Return the cells of a printed row, by column."""
+        first, *rest = self.predictions
+        best = Text(clean(first.label), style="bold")
+        if self.unknown:
+            best.append(" (unknown?)", style="yellow")
+        others = {"other labels": rest} if self.label_set is None else {"label set": self.label_set}
+        row = {"label": best, "probability": Text(f"{first.probability:.1%}")}
+        return row | {column: label_texts(labels) for column, labels in others.items()}
+
+
+@dataclass(frozen=True)
+class MultiLabelPrediction:
+    """Labels of an image that can have several, or the error if it could not be read.
+
+    labels: Labels whose probability reaches their threshold, most probable first; there may be none.
+    predictions: The most probable labels, regardless of the thresholds.
+    """
+
+    name: str
+    labels: tuple[Label, ...] = ()
+    predictions: tuple[Label, ...] = ()
+    error: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {"labels": label_records(self.labels), "predictions": label_records(self.predictions)}
+
+    def cells(self) -> list[Any]:
+        return [json_text([clean(label.label) for label in self.labels]), *label_cells(self.predictions)]
+
+    def printed(self) -> dict[str, Text]:
+        others = [label for label in self.predictions if label not in self.labels]
+        return {"labels": label_texts(self.labels, style="bold"), "other labels": label_texts(others)}
+
+
+@dataclass(frozen=True)
+class NumberPrediction:
+    """Numbers of an image by target, or the error if it could not be read."""
+
+    name: str
+    values: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {"values": {clean(target): value for target, value in self.values.items()}}
+
+    def cells(self) -> list[Any]:
+        return list(self.values.values())
+
+    def printed(self) -> dict[str, Text]:
+        return {clean(target): Text(f"{value:.6g}") for target, value in self.values.items()}
+
 
 @dataclass(frozen=True)
 class Embedding:
-    """Features of an image, or the error if it could not be read."""
+    """Features of an image, or an error message if the image could not be read."""
 
     name: str
     vector: Tensor | None = None  # [d], float32, on the CPU
@@ -101,20 +156,32 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a table: the `top` labels, with the columns of a calibrated model, or features of length `width`."""
+    """Columns of a table of results: `top` labels per image (and the columns of a calibrated or multi-label model),
+    features of size `width`, or one number per target.
+    """
 
     top: int = 0
     width: int = 0
     calibrated: bool = False
     label_set: bool = False
+    labels: bool = False  # True if an image can have several labels
+    targets: tuple[str, ...] = ()
 
 
 def label_records(labels: Sequence[Label]) -> list[dict[str, Any]]:
     return [{**vars(label), "label": clean(label.label)} for label in labels]
 
 
+def label_cells(labels: Sequence[Label]) -> list[Any]:
+    return [cell for label in labels for cell in (clean(label.label), label.probability)]
+
+
+def label_texts(labels: Sequence[Label], style: str = "") -> Text:
+    return Text(clean(", ".join(f"{label.label} {label.probability:.1%}" for label in labels)), style=style)
+
+
 class Throughput(NamedTuple):
-    """Number of images and duration of a run, from reading the first image to the last result."""
+    """Number of images in a run, and the duration from reading the first image to the last result."""
 
     images: int
     seconds: float
@@ -135,7 +202,7 @@ _PILLOW = threading.Lock()
 
 @dataclass(frozen=True)
 class SourceImage:
-    """Image in a data source, read in a decoding thread."""
+    """Image in a data source. A decoding thread reads it."""
 
     source: Source
     index: int
@@ -147,7 +214,7 @@ Images = Input | Iterable[Input] | Source
 
 
 class Engine(ABC):
-    """Runs a model on a device and decodes images for it in threads. Subclasses define decoding and outputs."""
+    """Decodes images in threads and runs a model on them. Subclasses define how to decode and what to output."""
 
     model: Any  # a `Model`, possibly wrapped by torch.compile
     tasks: tuple[Task, ...]  # supported model tasks
@@ -155,21 +222,20 @@ class Engine(ABC):
     options: frozenset[str] = frozenset()  # arguments of `predictor_for` that only some predictors support
     max_serving_batch: int | None = None  # maximum batch size in the server; None for no limit
     max_pixels: int | None = None  # maximum number of decoded values to prefetch or batch; None for no limit
-    columns: Columns | None = None  # of the predictions in a table; None if they are masks
+    columns: Columns | None = None  # columns of a table of predictions; None if predictions are masks
 
     def __init__(
         self, model: Model, device: str | torch.device | None, precision: Precision, batch_size: int, workers: int
     ):
         config = getattr(model, "config", None)
         if not isinstance(config, ModelConfig) or config.task not in self.tasks:
-            suitable = [kind.__name__ for kind in Engine.__subclasses__() if getattr(config, "task", "") in kind.tasks]
-            hint = "".join(f"; use {name}" for name in suitable)
+            hint = f"; use {config.output_kind.predictor}" if isinstance(config, ModelConfig) else ""
             raise TypeError(f"{type(self).__name__} takes {self.takes}, got {type(model).__name__}{hint}")
         check_choice("precision", precision, ("fp32", "bf16", "auto"))
         check_whole("batch_size", batch_size, 1, 2**20)
         check_whole("workers", workers, 0, 2**10)
         if config.channels not in (1, 3):
-            raise ValueError(f"the model takes {config.channels} input channels, but images have 1 (grey) or 3 (RGB)")
+            raise ValueError(f"the model has {config.channels} input channels, but must have 1 (greyscale) or 3 (RGB)")
         self.device = choose_device(device, next(model.parameters()).device)
         check_memory(config, self.device)
         self.dtype = choose_dtype(precision, self.device)
@@ -210,7 +276,7 @@ class Engine(ABC):
         return model_input(pixels, self.device, self.config.preprocessing).to(self.dtype)
 
     def _decoded(self, images: Iterator[Input]) -> Iterator[tuple[str, Tensor | str]]:
-        """Yield each name with its decoded image or error message, prefetching at most two batches."""
+        """Yield each image name with the decoded image or an error message. At most two batches are prefetched."""
         pending: deque[tuple[str, Future[Tensor | str]]] = deque()
         pool = decode_pool(self.workers)
         try:
@@ -270,21 +336,36 @@ def model_input(
     return normalise(pixels.to(device, non_blocking=True).float() / 255, preprocessing)
 
 
+Scores = Float[Tensor, "b classes"]
+ONE_CLASS = SingleLabel()
+
+
 def class_scores(
-    forward: Callable[[Tensor], Tensor], images: Float[Tensor, "b c h w"], flip: bool = False
-) -> Float[Tensor, "b classes"]:
-    """Return float32 logits or, with `flip`, log probabilities averaged with those of the mirrored image."""
+    forward: Callable[[Tensor], Tensor],
+    images: Float[Tensor, "b c h w"],
+    flip: bool = False,
+    output: OutputConfig = ONE_CLASS,
+) -> Scores:
+    """Return float32 outputs. With `flip`, average the predictions for the image and its mirror image."""
     scores = forward(images).float()
-    return mean_log_probabilities(scores, forward(images.flip(-1)).float()) if flip else scores
+    return mean_scores(scores, forward(images.flip(-1)).float(), output) if flip else scores
 
 
-def mean_log_probabilities(a: Float[Tensor, "b classes"], b: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
-    return torch.logaddexp(a.log_softmax(dim=-1), b.log_softmax(dim=-1)) - math.log(2)
+def mean_scores(a: Scores, b: Scores, output: OutputConfig) -> Scores:
+    """Return the outputs for the mean of two predictions: log probabilities, log odds or numbers."""
+    match output:
+        case SingleLabel():
+            return torch.logaddexp(a.log_softmax(dim=-1), b.log_softmax(dim=-1)) - math.log(2)
+        case MultiLabel():
+            present, absent = (torch.logaddexp(F.logsigmoid(s * a), F.logsigmoid(s * b)) for s in (1, -1))
+            return present - absent
+        case Numbers():
+            return (a + b) / 2
 
 
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Switch a module to evaluation mode, disable gradients, and restore both on exit."""
+    """Switch a module to evaluation mode and disable gradients. Restore both on exit."""
     before = module.training
     module.eval()
     try:
@@ -295,7 +376,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def mixed_precision(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """Return an autocast context for `precision`, disabled for float32."""
+    """Return an autocast context for `precision`. It does nothing for float32."""
     mixed = precision != torch.float32
     return torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed)
 
@@ -324,7 +405,7 @@ def name_of(image: Input, index: int) -> str:
 
 
 def encoded(image: Input, value_range: ValueRange | None = None) -> StoredImage:
-    """Return the encoded bytes or the pixels of an image. `value_range` is that of `Preprocessing`."""
+    """Return the encoded bytes or the pixels of an image. See `Preprocessing` for `value_range`."""
     if isinstance(image, SourceImage):
         return image.source.image(image.index)
     if isinstance(image, str | os.PathLike):
@@ -339,7 +420,7 @@ def _pixels(image: Image.Image, value_range: ValueRange | None) -> np.ndarray:
     """Return the pixels of a Pillow image, rotated according to its EXIF orientation."""
     try:
         pixels = pixels_of(image, value_range)
-        orientation = 1 if image.format == "TIFF" else image.getexif().get(0x0112, 1)  # Pillow rotates TIFF itself
+        orientation = 1 if image.format == "TIFF" else image.getexif().get(0x0112, 1)  # Pillow rotates TIFF files
     except Exception as error:  # Pillow raises many kinds of exceptions
         raise UnreadableImage(f"cannot be decoded: {' '.join(str(error).split()) or type(error).__name__}") from error
     return upright(pixels, orientation if orientation in range(1, 9) else 1)
@@ -365,7 +446,7 @@ class _Inline(Executor):
 # ---- Memory ----------------------------------------------------------------------------------------------------------
 # Models that need more memory than the device has are rejected before they run.
 
-SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # below this, skip the estimate, which takes a second or two
+SMALL_PIXELS, SMALL_TOKENS = 2**22, 2**12  # smaller models skip the estimate, which takes a second or two
 
 
 def check_memory(config: ModelConfig, device: torch.device) -> None:
@@ -380,7 +461,7 @@ def input_description(config: ModelConfig, name: str = "the model") -> str:
 
 
 def large_cost(config: ModelConfig) -> "Cost | None":
-    """Return the compute and memory cost of one image, or None for a small model, which needs no check."""
+    """Return the compute and memory cost of one image, or None if the model is too small to need a check."""
     if math.prod(config.image_size) <= SMALL_PIXELS and config.backbone.num_tokens <= SMALL_TOKENS:
         return None
     from vitreous.model.cost import cost  # imports torch's fake tensors, which is slow

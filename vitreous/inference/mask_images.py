@@ -20,12 +20,12 @@ from vitreous.report.plots import distinct, write_png
 
 
 def background_of(classes: Sequence[str]) -> int | None:
-    """Return the index of the class named "background", or None."""
+    """Return the index of the class named "background", or None if there is no such class."""
     return next((index for index, name in enumerate(classes) if name.strip().lower() == "background"), None)
 
 
 def palette(background: int | None = None) -> UInt8[np.ndarray, "256 3"]:
-    """Return a distinct colour for each class, with black for the background and white for ignored pixels."""
+    """Return a distinct colour for each class. The background is black, and ignored pixels are white."""
     colours = distinct().copy()
     if background is not None:
         colours = np.insert(colours, background, 0, axis=0)[:256]
@@ -44,10 +44,10 @@ def write_mask(
     background: int | None = None,
     ids: Sequence[int] = (),
 ) -> None:
-    """Write an indexed PNG: image viewers show colours, and mask readers get the ids.
+    """Write an indexed PNG. Image viewers show colours, while programs that read masks get the ids.
 
     Args:
-        ids: Mask id of each class; by default, the class index. If an id is above 255, which does not fit in a palette,
+        ids: Mask id of each class. Default: the class index. If an id is above 255, it does not fit in a palette, and
             the mask is written as a 16-bit greyscale PNG instead.
     """
     path = Path(path)
@@ -85,7 +85,7 @@ LEGEND_WIDTH = 500  # the legends of wider images are enlarged
 
 
 def with_legend(image: Image.Image, entries: Sequence[tuple[str, Sequence[int]]]) -> Image.Image:
-    """Add rows of colour swatches and class names below an image, which is padded if it is narrower than a name."""
+    """Add rows of colour swatches and class names below an image. An image narrower than a name is padded."""
     if not entries:
         return image
     scale = max(round(image.width / LEGEND_WIDTH), 1)

@@ -16,12 +16,20 @@ from vitreous.common.checks import BadValue, path_suggestion
 from vitreous.common.text import plural
 from vitreous.data.masks.layouts import mask_files
 from vitreous.data.sources.base import is_image_file, readable_extensions
-from vitreous.inference.engine import Columns, Embedding, Images, Precision, Prediction
-from vitreous.inference.predictor import Predictor, Segmentation, predictor_for
+from vitreous.inference.engine import (
+    Columns,
+    Embedding,
+    Images,
+    MultiLabelPrediction,
+    NumberPrediction,
+    Precision,
+    Prediction,
+)
+from vitreous.inference.predictor import Embedder, Segmentation, predictor_for
 from vitreous.model.protocol import Model
 from vitreous.weights.load import load
 
-R = TypeVar("R", Prediction, Embedding, Segmentation)
+R = TypeVar("R", Prediction, MultiLabelPrediction, NumberPrediction, Embedding, Segmentation)
 
 
 class Results(Generic[R]):
@@ -29,7 +37,7 @@ class Results(Generic[R]):
 
     Attributes:
         paths: Image files, if the images were given as files, folders or globs.
-        columns: Columns of a table of the results; None if they are masks.
+        columns: Columns of a table of the results. None if the results are masks.
         images: Number of images processed so far.
         errors: Number of images that could not be read.
     """
@@ -68,15 +76,15 @@ def predict(
     precision: Precision = "fp32",
     decode: Literal["exact", "fast"] = "exact",
     coverage: float | None = None,
-) -> Results[Prediction] | Results[Segmentation]:
-    """Predict labels for images, or masks if the model is a segmenter.
+) -> Results[Prediction] | Results[MultiLabelPrediction] | Results[NumberPrediction] | Results[Segmentation]:
+    """Predict labels for images, numbers if the model is a regression model, or masks if it is a segmenter.
 
     Args:
         model: A model or a checkpoint (folder, weight file, catalog name, hf-hub:owner/name).
-        images: Paths of files or folders, or globs; or images as encoded bytes, uint8 arrays or Pillow images.
-        top: Number of labels per image (default 5). Not supported for segmenters.
-        image_size: Input size; default: the model's own. Position embeddings are resampled to it.
-        flip: Average predictions with those of the mirrored image.
+        images: Paths of files or folders, globs, or images (encoded bytes, uint8 arrays or Pillow images).
+        top: Number of labels per image (default 5). Only for classifiers.
+        image_size: Input size. Default: the image size of the model. Position embeddings are resampled.
+        flip: Average the predictions for each image and its mirror image.
         decode: "fast" decodes large JPEGs at a reduced scale, which can change results. Not supported for segmenters.
         coverage: Also return label sets, which contain the true label with this probability. Needs a calibrated model.
 
@@ -115,12 +123,12 @@ def embed(
     """
     stream, paths = _open_images(images)
     encoder = open_encoder(model, image_size)
-    predictor = Predictor(encoder, device, batch_size, precision, flip=flip, decode=decode)
+    predictor = Embedder(encoder, device, batch_size, precision, flip, decode=decode)
     return Embeddings(predictor, predictor.stream_embeddings(stream), paths, Columns(width=predictor.width))
 
 
 def open_model(model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None) -> Model:
-    """Return the given model, or load it from a checkpoint path, resized to `image_size` if given."""
+    """Return the given model, or load it from a checkpoint path. Resize the model to `image_size` if it is given."""
     if isinstance(model, str | os.PathLike):
         return load(model, image_size=image_size or None)  # type: ignore[arg-type]
     return model.resized(image_size) if image_size else model  # type: ignore[arg-type]
@@ -145,7 +153,7 @@ def _open_images(images: Any) -> tuple[Images, Sequence[Path]]:
 
 
 class MasksSkipped(UserWarning):
-    """Warning that masks in an image folder are skipped."""
+    """Warning that the masks in an image folder were skipped."""
 
 
 def expand(arguments: Sequence[str]) -> list[Path]:
@@ -191,7 +199,7 @@ def _expand_one(argument: str, literal: bool) -> Iterable[Path]:
 
 
 def _without_masks(folder: Path) -> list[Path]:
-    """Return the images in a folder, without the masks if it is a segmentation data set."""
+    """Return the images in a folder. If the folder is a segmentation data set, the masks are skipped."""
     files = _below(folder)
     masks = {folder / path for path in mask_files(folder)}
     images = [path for path in files if path not in masks]
@@ -203,7 +211,7 @@ def _without_masks(folder: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Return all images in a folder, recursively. Links are followed; hidden folders are skipped."""
+    """Return all images in a folder and its subfolders. Links are followed; hidden folders are skipped."""
     files, seen = [], set()
     for here, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(here)) in seen:  # a symlink cycle

@@ -1,7 +1,6 @@
-"""Output files: predictions and embeddings as JSON, CSV or Parquet (chosen by file extension), and masks as PNG.
+"""Writes predictions and embeddings as JSON, CSV or Parquet (depending on the file extension), and masks as PNG.
 
-Results are written as they arrive, so they need not fit in memory. A file appears under its final name only when it is
-complete.
+Results are written as they arrive, so they need not fit in memory. A file gets its final name once it is complete.
 """
 
 import csv
@@ -18,12 +17,12 @@ from PIL import Image
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail, suggestion
 from vitreous.common.text import clean, json_text
-from vitreous.inference.engine import Columns, Embedding, Prediction
+from vitreous.inference.engine import Columns, Embedding, MultiLabelPrediction, NumberPrediction, Prediction
 from vitreous.inference.mask_images import overlay, palette, with_legend, write_mask
 from vitreous.inference.predictor import Segmentation, SegmentPredictor
 from vitreous.report.plots import is_written_here, write_png
 
-Result = Prediction | Embedding
+Result = Prediction | MultiLabelPrediction | NumberPrediction | Embedding
 ROW_GROUP = 1024  # rows per Parquet row group
 
 
@@ -35,7 +34,7 @@ def write(results: Iterable[Result], path: str | os.PathLike[str], columns: Colu
 
 
 def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path, Columns], None]:
-    """Return the writer for a file name. Raises if the extension is unknown or requires a missing package."""
+    """Return the writer for a file name. Raise if the extension is unknown or requires a missing package."""
     writers = {".json": _write_json, ".jsonl": _write_lines, ".csv": _write_csv, ".parquet": _write_parquet}
     extension = Path(path).suffix.lower()
     if extension not in writers:
@@ -72,11 +71,13 @@ def _write_json(results: Iterable[Result], path: Path, columns: Columns) -> None
 
 
 def _write_csv(results: Iterable[Result], path: Path, columns: Columns) -> None:
-    """Write columns path, label and probability of each rank, and error; or path, feature_0, ... and error.
+    """Write path, label, probability, label_2, ..., error (predictions) or path, feature_0, ..., error (embeddings).
 
-    A calibrated model adds unknown and familiarity, and label_set (a JSON list) if there is a coverage.
+    A calibrated model adds the columns unknown and familiarity. A coverage adds the column label_set (a JSON list). A
+    multi-label model adds labels (a JSON list). A regression model has a column per target.
     """
-    names = [f"feature_{i}" for i in range(columns.width)]
+    names = [f"feature_{i}" for i in range(columns.width)] + [clean(target) for target in columns.targets]
+    names += ["labels"] * columns.labels
     for rank in range(columns.top):
         suffix = f"_{rank + 1}" if rank else ""
         names += [f"label{suffix}", f"probability{suffix}"]
@@ -101,24 +102,28 @@ def _pyarrow() -> Any:
 
 
 def _write_parquet(results: Iterable[Result], path: Path, columns: Columns) -> None:
-    """Write columns path, label, index, probability, predictions and error, or path, embedding and error.
+    """Write path, label, index, probability, predictions, error (predictions) or path, embedding, error (embeddings).
 
-    A calibrated model adds unknown and familiarity, and label_set if there is a coverage.
+    A calibrated model adds the columns unknown and familiarity. A coverage adds the column label_set. A multi-label
+    model adds labels. A regression model has a column per target.
     """
     arrow = _pyarrow()
     label = {"label": arrow.string(), "index": arrow.int32(), "probability": arrow.float32()}
     if columns.width:
         types = {"embedding": arrow.list_(arrow.float32(), columns.width)}
+    elif columns.targets:
+        types = {clean(target): arrow.float64() for target in columns.targets}
     else:
         types = {**label, "predictions": arrow.list_(arrow.struct(label))}
     if columns.calibrated:
         types |= {"unknown": arrow.bool_(), "familiarity": arrow.float32()}
-    if columns.label_set:
-        types["label_set"] = arrow.list_(arrow.struct(label))
+    for name in ["label_set"] * columns.label_set + ["labels"] * columns.labels:
+        types[name] = arrow.list_(arrow.struct(label))
     schema = arrow.schema({"path": arrow.string(), **types, "error": arrow.string()})
     with arrow.parquet.ParquetWriter(path, schema) as file:
         found = map(as_dict, results)
-        rows = ({**row, **row["predictions"][0]} if row.get("predictions") else row for row in found)
+        # The best label and the numbers are columns of their own.
+        rows = ({**row, **next(iter(row.get("predictions", ())), {}), **row.get("values", {})} for row in found)
         while group := list(itertools.islice(rows, ROW_GROUP)):
             file.write_table(arrow.Table.from_pylist(group, schema=schema))
 
@@ -129,7 +134,8 @@ def _write_parquet(results: Iterable[Result], path: Path, columns: Columns) -> N
 class MaskFolder:
     """Writes masks/NAME.png (class ids) and overlays/NAME.png for each image.
 
-    NAME is the image path relative to the common folder, without the extension unless two images would collide.
+    NAME is the image path relative to the common folder of all images. The extension is only kept if two images would
+    otherwise have the same name.
     Files that Vitreous did not write, such as the masks of a data set, are never overwritten.
     """
 
@@ -151,7 +157,7 @@ class MaskFolder:
         return [self.folder / kind / f"{self.names[name]}.png" for kind in ("masks", "overlays")]
 
     def write(self, result: Segmentation) -> None:
-        """Write the mask and overlay of an image, unless it could not be read."""
+        """Write the mask and the overlay of an image. Images that could not be read are skipped."""
         if result.mask is None or result.pixels is None:
             return
         mask, laid_over = self._files(result.name)
@@ -163,7 +169,7 @@ class MaskFolder:
         write_png(with_legend(shown, self._legend(result.mask)), laid_over)
 
     def _legend(self, mask: np.ndarray) -> list[tuple[str, list[int]]]:
-        """Return the name and colour of each class in the mask, without the background, which is not tinted."""
+        """Return the name and colour of each class in the mask, except the background, which is not tinted."""
         background, labels = self.predictor.background, self.predictor.labels
         present = [index for index in np.unique(mask).tolist() if index < len(labels) and index != background]
         return [(labels[index], palette(background)[index].tolist()) for index in present]

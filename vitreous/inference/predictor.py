@@ -1,4 +1,4 @@
-"""Predictors for classification, feature extraction and segmentation.
+"""Predictors for classification, regression, feature extraction and segmentation.
 
 Images are preprocessed according to the model's `config.preprocessing`. The result for an image does not depend on the
 other images in its batch.
@@ -6,6 +6,7 @@ other images in its batch.
 b: batch; c: channels; h, w: height and width; d: feature width; k: classes.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,24 +23,25 @@ from vitreous.common.text import clean
 from vitreous.common.threads import cores
 from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
-from vitreous.inference.calibration import familiarity_ranks, label_sets
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
     Columns,
     Embedding,
     Engine,
     Images,
+    MultiLabelPrediction,
+    NumberPrediction,
     Precision,
     Prediction,
     class_scores,
-    mean_log_probabilities,
+    mean_scores,
 )
 from vitreous.inference.mask_images import background_of
 from vitreous.model.base_config import ModelConfig, Task
-from vitreous.model.calibration import check_coverage
+from vitreous.model.calibration import FRACTIONS, Calibration, check_coverage
 from vitreous.model.centre_crop import covering
 from vitreous.model.config import SegmenterConfig
-from vitreous.model.options import ClassToken
+from vitreous.model.options import ClassToken, MultiLabel, Numbers
 from vitreous.model.protocol import Model
 from vitreous.model.segmenter import Segmenter, slide
 from vitreous.model.top_labels import Label, class_probabilities, top_labels
@@ -54,30 +56,137 @@ NOT_CALIBRATED = "the model has not been calibrated; use `vitreous calibrate` wi
 
 
 class Answer(NamedTuple):
-    """Fields of a `Prediction`."""
+    """Fields of a `Prediction` that `interpret` computes from the scores of an image."""
 
     predictions: tuple[Label, ...]
     familiarity: float | None = None
     label_set: tuple[Label, ...] | None = None
 
 
-class Predictor(Engine):
-    """Predicts labels or features of images with a classifier or encoder.
+class Embedder(Engine):
+    """Computes features of images; base of the predictors with one result per image.
 
-    The model is never moved or converted in place: the predictor copies it if the device or dtype differs, and shares
-    its tensors otherwise. Each run sets the model to evaluation mode.
+    The given model is never moved or converted. If the device or dtype differs, the predictor uses a copy; otherwise it
+    shares the tensors of the model. Each run sets the model to evaluation mode.
 
     Args:
-        device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's
-            device if that is an accelerator, and otherwise means "auto".
-        precision: "fp32", "bf16", or "auto" for bf16 on GPUs that support it and fp32 elsewhere.
-        top: Number of labels per image.
-        flip: Average probabilities (or features) over the image and its mirror image.
+        device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's device if it
+            is an accelerator; otherwise, None is the same as "auto".
+        precision: "fp32", "bf16" or "auto", which uses bf16 on GPUs that support it, and fp32 otherwise.
+        flip: Average predictions (or features) over the image and its mirror image.
         compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
-        workers: Number of decoding threads. 0 decodes in the calling thread; None uses one per core, at most 16.
-        decode: "exact", or "fast" to decode large JPEGs at a reduced scale, which can change results.
-        coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). The model
-            must be calibrated, as it is after `vitreous train` or `vitreous calibrate`.
+        workers: Number of decoding threads. 0 decodes in the calling thread; None uses a thread per core, at most 16.
+        decode: "exact" or "fast", which decodes large JPEGs at a reduced scale and can change the results.
+    """
+
+    tasks: tuple[Task, ...] = ("classify", "multilabel", "regress", "embed")
+    takes, options = "a model with one output per image", frozenset({"decode"})
+
+    def __init__(
+        self,
+        model: Model,
+        device: str | torch.device | None = None,
+        batch_size: int = 32,
+        precision: Precision = "fp32",
+        flip: bool = False,
+        compile: bool = False,
+        workers: int | None = None,
+        decode: Literal["exact", "fast"] = "exact",
+    ):
+        check_choice("decode", decode, ("exact", "fast"))
+        super().__init__(model, device, precision, batch_size, min(cores(), 16) if workers is None else workers)
+        self.flip, self.compiled, self.fast_decode = flip, compile, decode == "fast"
+        self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
+        self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
+
+    @property
+    def width(self) -> int:
+        """Length of an embedding."""
+        return self.config.feature_width
+
+    def answers(self) -> dict[Task, Callable[[Images], Iterator[Embedding]]]:
+        found: dict[Task, Callable[[Images], Iterator[Embedding]]] = {"embed": self.stream_embeddings}
+        if self.config.num_classes:
+            found[self.config.task] = self.stream_scores
+        return found
+
+    def stream_embeddings(self, images: Images, kind: FeatureKind = "pooled") -> Iterator[Embedding]:
+        """Yield the features of each image.
+
+        Args:
+            kind: "pooled" for the input of the head, or "class+mean" for the class token concatenated with the mean
+                patch token, as in DINOv2's linear probes.
+        """
+        features = self._features_of(kind)
+
+        def step(pixels: Tensor) -> list[Any]:
+            images = self.input(pixels)
+            vectors = features(images).float()
+            vectors = (vectors + features(images.flip(-1)).float()) / 2 if self.flip else vectors
+            return _finite_rows(vectors[: len(pixels)])
+
+        return self.run(images, step, Embedding)
+
+    def stream_logits(self, images: Images) -> Iterator[Embedding]:
+        """Yield the outputs of each image or, with `flip`, the mean of two outputs (see `mean_scores`)."""
+        self._check_head()
+        return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
+
+    def stream_scores(self, images: Images) -> Iterator[Embedding]:
+        """Yield what a subclass needs to predict the result of an image."""
+        return self.stream_logits(images)
+
+    def logits(self, images: Images) -> Float[Tensor, "n classes"]:
+        """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
+        return _stacked(self.stream_logits(images), self.config.num_classes)
+
+    def embed(self, images: Images) -> Float[Tensor, "n d"]:
+        """Return float32 pooled features before the head, on the CPU. All images must be readable."""
+        return _stacked(self.stream_embeddings(images), self.width)
+
+    def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
+        config = self.config
+        return fit(image, config.image_size, config.preprocessing, config.channels, self.fast_decode)
+
+    def input(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b2 c h w"]:
+        if self.compiled:  # pad to a fixed size
+            pixels = torch.cat([pixels, pixels.new_zeros(self.batch_size - len(pixels), *pixels.shape[1:])])
+        return super().input(pixels)
+
+    def _scores(self, pixels: Tensor) -> Tensor:
+        return class_scores(self._score, self.input(pixels), self.flip, self.config.output)[: len(pixels)]
+
+    def _forward(self, images: Tensor) -> Tensor:
+        return self.model(images)
+
+    def _pooled(self, images: Tensor) -> Tensor:
+        return self.model.pooled(images)
+
+    def _class_and_mean(self, images: Tensor) -> Tensor:
+        features = self.model.features(images)
+        return torch.cat([features.prefix[:, 0], features.patches.mean(dim=1)], dim=1)
+
+    def _features_of(self, kind: FeatureKind) -> Callable[[Tensor], Tensor]:
+        check_choice("features", kind, FEATURE_KINDS)
+        if kind == "pooled":
+            return self._pool
+        if not isinstance(self.config.pool, ClassToken):  # the class token is untrained
+            fail("features", kind, f"'pooled' for a model with {type(self.config.pool).__name__} pooling")
+        return self._class_and_mean
+
+    def _check_head(self) -> None:
+        if not self.config.num_classes:
+            raise ValueError("the model has no classification head (num_classes is 0); use embed")
+
+
+class Predictor(Embedder):
+    """Predicts labels or features of images with a classifier or encoder.
+
+    Args:
+        top: Number of labels per image.
+        coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). This needs
+            a calibrated model; `vitreous train` and `vitreous calibrate` calibrate models.
+        device, batch_size, precision, flip, compile, workers, decode: See `Embedder`.
 
     >>> import numpy as np
     >>> from vitreous import create
@@ -104,27 +213,18 @@ class Predictor(Engine):
         coverage: float | None = None,
     ):
         check_whole("top", top, 1, 2**31)
-        check_choice("decode", decode, ("exact", "fast"))
-        super().__init__(model, device, precision, batch_size, min(cores(), 16) if workers is None else workers)
-        self.top, self.flip, self.compiled = min(top, self.config.num_classes), flip, compile
-        self.fast_decode, self.coverage = decode == "fast", coverage
+        super().__init__(model, device, batch_size, precision, flip, compile, workers, decode)
+        self.top, self.coverage = min(top, self.config.num_classes), coverage
         if coverage is not None:
             check_coverage(coverage)
             if self.config.calibration is None:
                 raise ValueError(f"coverage is {coverage}, but {NOT_CALIBRATED}")
-        self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
-        self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
         self._both: Callable[[Tensor], tuple[Tensor, Tensor]] = (
             torch.compile(self._logits_and_pooled) if compile else self._logits_and_pooled
         )
         self.columns = Columns(self.top, 0, self.config.calibration is not None, coverage is not None)
         usable = self.config.calibration is not None and self.model.familiarity is not None
         self._familiarity = self.model.familiarity.to(self.device) if usable else None
-
-    @property
-    def width(self) -> int:
-        """Length of an embedding."""
-        return self.config.feature_width
 
     def __call__(self, images: Images) -> list[Prediction]:
         """Predict the labels of one or more images, in order. A 4D array is a batch of images."""
@@ -135,62 +235,14 @@ class Predictor(Engine):
         self._check_head()
         return self.run(images, self._predictions, Prediction)
 
-    def answers(self) -> dict[Task, Callable[[Images], Iterator[Embedding]]]:
-        found: dict[Task, Callable[[Images], Iterator[Embedding]]] = {"embed": self.stream_embeddings}
-        if self.config.num_classes:
-            found["classify"] = self.stream_scores
-        return found
-
-    def stream_embeddings(self, images: Images, kind: FeatureKind = "pooled") -> Iterator[Embedding]:
-        """Yield the features of each image.
-
-        Args:
-            kind: "pooled" for the input of the head, or "class+mean" for the class token concatenated with the mean
-                patch token, as in DINOv2's linear probes.
-        """
-        features = self._features_of(kind)
-
-        def step(pixels: Tensor) -> list[Any]:
-            images = self.input(pixels)
-            vectors = features(images).float()
-            vectors = (vectors + features(images.flip(-1)).float()) / 2 if self.flip else vectors
-            return _finite_rows(vectors[: len(pixels)])
-
-        return self.run(images, step, Embedding)
-
-    def stream_logits(self, images: Images) -> Iterator[Embedding]:
-        """Yield the logits of each image or, with `flip`, its log probabilities."""
-        self._check_head()
-        return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
-
     def stream_scores(self, images: Images) -> Iterator[Embedding]:
-        """Yield the logits of each image, followed by its familiarity score if the model has one, for `interpret`."""
+        """Yield the input of `interpret` for each image: the logits and, if the model supports it, the familiarity."""
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores_and_familiarity(pixels)), Embedding)
-
-    def logits(self, images: Images) -> Float[Tensor, "n classes"]:
-        """Return float32 logits (log probabilities with `flip`) on the CPU. All images must be readable."""
-        return _stacked(self.stream_logits(images), self.config.num_classes)
-
-    def embed(self, images: Images) -> Float[Tensor, "n d"]:
-        """Return float32 pooled features before the head, on the CPU. All images must be readable."""
-        return _stacked(self.stream_embeddings(images), self.width)
-
-    def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
-        config = self.config
-        return fit(image, config.image_size, config.preprocessing, config.channels, self.fast_decode)
-
-    def input(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b2 c h w"]:
-        if self.compiled:  # pad to a fixed size
-            pixels = torch.cat([pixels, pixels.new_zeros(self.batch_size - len(pixels), *pixels.shape[1:])])
-        return super().input(pixels)
 
     def _predictions(self, pixels: Tensor) -> list[Any]:
         answers = interpret(self, self._scores_and_familiarity(pixels), self.top, self.coverage)
         return [answer if math.isfinite(answer.predictions[0].probability) else NOT_A_NUMBER for answer in answers]
-
-    def _scores(self, pixels: Tensor) -> Tensor:
-        return class_scores(self._score, self.input(pixels), self.flip)[: len(pixels)]
 
     def _scores_and_familiarity(self, pixels: Tensor) -> Tensor:
         if self._familiarity is None:
@@ -199,33 +251,11 @@ class Predictor(Engine):
         logits, pooled = (output.float() for output in self._both(images))
         if self.flip:
             others, mirrored = (output.float() for output in self._both(images.flip(-1)))
-            logits, pooled = mean_log_probabilities(logits, others), (pooled + mirrored) / 2
+            logits, pooled = mean_scores(logits, others, self.config.output), (pooled + mirrored) / 2
         return torch.cat([logits, self._familiarity.scores(pooled)[:, None]], dim=1)[: len(pixels)]
-
-    def _forward(self, images: Tensor) -> Tensor:
-        return self.model(images)
 
     def _logits_and_pooled(self, images: Tensor) -> tuple[Tensor, Tensor]:
         return self.model.logits_and_pooled(images)
-
-    def _pooled(self, images: Tensor) -> Tensor:
-        return self.model.pooled(images)
-
-    def _class_and_mean(self, images: Tensor) -> Tensor:
-        features = self.model.features(images)
-        return torch.cat([features.prefix[:, 0], features.patches.mean(dim=1)], dim=1)
-
-    def _features_of(self, kind: FeatureKind) -> Callable[[Tensor], Tensor]:
-        check_choice("features", kind, FEATURE_KINDS)
-        if kind == "pooled":
-            return self._pool
-        if not isinstance(self.config.pool, ClassToken):  # the class token is untrained
-            fail("features", kind, f"'pooled' for a model with {type(self.config.pool).__name__} pooling")
-        return self._class_and_mean
-
-    def _check_head(self) -> None:
-        if not self.config.num_classes:
-            raise ValueError("the model has no classification head (num_classes is 0); use embed")
 
 
 def interpret(predictor: Engine, scores: Float[Tensor, "b n"], top: int, coverage: float | None) -> list[Answer]:
@@ -240,6 +270,22 @@ def interpret(predictor: Engine, scores: Float[Tensor, "b n"], top: int, coverag
     if config.calibration is not None and coverage is not None:
         sets = label_sets(config.calibration, probabilities, labels, coverage)
     return [Answer(*one) for one in zip(best, familiar, sets, strict=True)]
+
+
+def familiarity_ranks(calibration: Calibration, scores: Float[Tensor, "b"]) -> list[float]:
+    """Return, for each image, the fraction of validation images that are at most as familiar."""
+    missing = len(FRACTIONS) - len(calibration.familiarities)
+    fractions = (0.0, *FRACTIONS)
+    return [fractions[bisect.bisect_right(calibration.familiarities, score) + missing] for score in scores.tolist()]
+
+
+def label_sets(
+    calibration: Calibration, probabilities: Float[Tensor, "b k"], labels: Sequence[str], coverage: float
+) -> list[tuple[Label, ...]]:
+    """Return the label set of each image, most probable label first."""
+    sizes = (probabilities >= calibration.probability_threshold(coverage)).sum(dim=1).tolist()
+    ranked = top_labels(probabilities, labels, max([*sizes, 1]))
+    return [row[:size] for row, size in zip(ranked, sizes, strict=True)]
 
 
 def _finite_rows(rows: Float[Tensor, "b n"]) -> list[Any]:
@@ -260,16 +306,101 @@ def _stacked(results: Iterator[Embedding], width: int) -> Float[Tensor, "n d"]:
     return torch.stack(rows) if rows else torch.zeros(0, width)
 
 
-# ---- Masks -----------------------------------------------------------------------------------------------------------
-# An image is resized to cover the model's input size, keeping its aspect ratio, and processed in sliding windows of
-# that size. The scores are resized to the original image size before the argmax.
+# ---- Several labels, or numbers --------------------------------------------------------------------------------------
 
-LONGEST = 16  # maximum aspect ratio, because elongated images need many windows and much memory
+
+class MultiLabelPredictor(Embedder):
+    """Predicts any number of labels per image with a multi-label classifier.
+
+    Args:
+        top: Number of most probable labels to return, in addition to those that reach their thresholds.
+        device, batch_size, precision, flip, compile, workers, decode: See `Embedder`.
+    """
+
+    tasks, takes = ("multilabel",), "a multi-label classifier"
+    options = frozenset({"top", "decode"})
+
+    def __init__(self, model: Model, device: str | torch.device | None = None, *, top: int = 5, **options: Any):
+        check_whole("top", top, 1, 2**31)
+        super().__init__(model, device, **options)
+        self.top = min(top, self.config.num_classes)
+        self.columns = Columns(self.top, labels=True)
+
+    def __call__(self, images: Images) -> list[MultiLabelPrediction]:
+        """Predict the labels of one or more images, in order."""
+        return list(self.stream(images))
+
+    def stream(self, images: Images) -> Iterator[MultiLabelPrediction]:
+        """Yield the labels of each image."""
+
+        def step(pixels: Tensor) -> list[Any]:
+            rows = [row if isinstance(row, str) else row[0] for row in _finite_rows(self._scores(pixels))]
+            return [row if isinstance(row, str) else self.interpret(row, self.top) for row in rows]
+
+        return self.run(images, step, MultiLabelPrediction)
+
+    def interpret(self, scores: Float[Tensor, "classes"], top: int) -> tuple[tuple[Label, ...], tuple[Label, ...]]:
+        """Return the labels that reach their thresholds, and the `top` labels, of an image."""
+        probabilities = class_probabilities(scores, self.config)
+        [ranked] = top_labels(probabilities[None], self.labels, self.config.num_classes)
+        limits = thresholds(self.config).tolist()
+        return tuple(label for label in ranked if label.probability >= limits[label.index]), ranked[:top]
+
+
+def thresholds(config: ModelConfig) -> Float[Tensor, "classes"]:
+    """Return the probability from which a class is predicted."""
+    known = config.output.thresholds if isinstance(config.output, MultiLabel) else ()
+    return torch.tensor(known or (0.5,) * config.num_classes, dtype=torch.float64)
+
+
+class RegressPredictor(Embedder):
+    """Predicts numbers with a regression model.
+
+    Args:
+        device, batch_size, precision, flip, compile, workers, decode: See `Embedder`.
+    """
+
+    tasks, takes = ("regress",), "a regression model"
+
+    def __init__(self, model: Model, device: str | torch.device | None = None, **options: Any):
+        super().__init__(model, device, **options)
+        self.columns = Columns(targets=self.labels)
+
+    def __call__(self, images: Images) -> list[NumberPrediction]:
+        """Predict the numbers of one or more images, in order."""
+        return list(self.stream(images))
+
+    def stream(self, images: Images) -> Iterator[NumberPrediction]:
+        """Yield the numbers of each image."""
+
+        def step(pixels: Tensor) -> list[Any]:
+            rows = _finite_rows(self._scores(pixels))
+            return [row if isinstance(row, str) else (self.interpret(row[0]),) for row in rows]
+
+        return self.run(images, step, NumberPrediction)
+
+    def interpret(self, scores: Float[Tensor, "targets"]) -> dict[str, float]:
+        """Return the number of each target, in the units of the training data."""
+        return dict(zip(self.labels, numbers(scores, self.config).tolist(), strict=True))
+
+
+def numbers(scores: Float[Tensor, "*b targets"], config: ModelConfig) -> Float[Tensor, "*b targets"]:
+    """Return the outputs of a regression model in the units of its training data, in float64 on the CPU."""
+    assert isinstance(config.output, Numbers)
+    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (config.output.mean, config.output.std))
+    return scores.cpu().double() * std + mean
+
+
+# ---- Masks -----------------------------------------------------------------------------------------------------------
+# An image is resized to cover the model's input size without changing its aspect ratio, and is processed in sliding
+# windows of the input size. The scores are resized to the original image size before the argmax.
+
+LONGEST = 16  # maximum aspect ratio, because elongated images need many windows and a lot of memory
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """Pixels and mask of an image, or the error if it could not be read."""
+    """Pixels and mask of an image, or an error message if the image could not be read."""
 
     name: str
     pixels: UInt8[np.ndarray, "h w c"] | None = None
@@ -284,12 +415,12 @@ class Segmentation:
         return (np.bincount(self.mask.ravel(), minlength=classes) / self.mask.size).tolist()
 
     def largest_classes(self) -> list[tuple[int, float]]:
-        """Return the index and fraction of each class that occurs, largest first."""
+        """Return the index and the pixel fraction of each class in the mask, largest first."""
         pairs = enumerate(self.fractions(len(self.labels)))
         return sorted((pair for pair in pairs if pair[1]), key=lambda pair: -pair[1])
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON object without the path."""
+        """Return the result as a JSON object without the path."""
         assert self.mask is not None
         classes = [{"label": clean(self.labels[i]), "share": fraction} for i, fraction in self.largest_classes()]
         return {"height": self.mask.shape[0], "width": self.mask.shape[1], "classes": classes}
@@ -301,7 +432,7 @@ class SegmentPredictor(Engine):
     Args:
         device, precision: See `Predictor`.
         flip: Average scores over the image and its mirror image.
-        overlap: Overlap of neighbouring windows as a fraction, at least 0 and less than 1.
+        overlap: Overlap of neighbouring windows, as a fraction from 0 (inclusive) to 1 (exclusive).
         batch_size: Maximum batch size. Only consecutive images of the same size are batched.
         workers: Number of decoding threads. 0 decodes in the calling thread.
     """
@@ -353,7 +484,7 @@ class SegmentPredictor(Engine):
 
     @torch.inference_mode()
     def scores(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
-        """Compute the class scores at the size to which the images are resized for the model."""
+        """Compute the class scores at the working resolution (`sh` x `sw`), which the sliding windows cover."""
         config = self.config
         seen = covering((pixels.shape[2], pixels.shape[3]), config.image_size)
         images = self.input(torch.stack([resize(one, seen, config.preprocessing.interpolation) for one in pixels]))
@@ -364,7 +495,7 @@ class SegmentPredictor(Engine):
 
 
 def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"]:
-    """Return the class with the highest score at each pixel of an image of this size."""
+    """Resize scores to `size` and return the class with the highest score at each pixel."""
     if tuple(scores.shape[1:]) == size:
         return scores.argmax(0).to(torch.uint8)
     highest = torch.full(size, -torch.inf, device=scores.device)
@@ -378,8 +509,8 @@ def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"
 
 # ---- Choice of predictor ---------------------------------------------------------------------------------------------
 
-AnyPredictor = Predictor | SegmentPredictor
-PREDICTORS: tuple[type[AnyPredictor], ...] = (Predictor, SegmentPredictor)
+AnyPredictor = Predictor | MultiLabelPredictor | RegressPredictor | SegmentPredictor
+PREDICTORS: tuple[type[AnyPredictor], ...] = (Predictor, MultiLabelPredictor, RegressPredictor, SegmentPredictor)
 
 
 def predictor_class(config: ModelConfig) -> type[AnyPredictor]:
@@ -401,7 +532,7 @@ def predictor_for(
 ) -> AnyPredictor:
     """Create the predictor for the model's task. See `Predictor` for the arguments.
 
-    `workers=None` and `top=None` mean the predictor's defaults. An argument that has no effect is rejected.
+    `workers=None` and `top=None` select the defaults of the predictor. Arguments without effect are rejected.
 
     >>> from vitreous import create
     >>> type(predictor_for(create("ViT-Lite-6/4", num_classes=3), device="cpu", top=1)).__name__

@@ -3,8 +3,8 @@
 `vit.py` composes patches, tokens, position, encoder, pooling and head into a Vision Transformer; `resnet.py` and
 `segmenter.py` are the other families, and `masked.py` adds decoders for pre-training. `config.py` and `options.py`
 describe a model without importing torch, `presets.py` defines named configs, and `build.py` builds modules from
-configs. Other packages use a model through `protocol.py`. Names are imported on first use; the options and the function
-`build` are imported from their files.
+configs. Other packages use a model through `protocol.py`. Names are imported on first use; import the options and the
+function `build` from their files. Equations, sections and appendices are those of the ViT paper (arXiv 2010.11929).
 """
 
 from typing import TYPE_CHECKING
@@ -44,5 +44,5 @@ _HOMES = {
     "ViTConfig": "vitreous.model.config",
 }
 __all__ = sorted(_HOMES)
-if not TYPE_CHECKING:  # mypy would accept any name
+if not TYPE_CHECKING:  # hidden from mypy, which would otherwise accept any name
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)

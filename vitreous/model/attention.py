@@ -1,6 +1,6 @@
-"""Multi-head self-attention (appendix A, equations 5 to 8) and attention pooling.
+"""Multi-head self-attention (ViT paper, appendix A, equations 5 to 8) and attention pooling.
 
-b: batch; t, s: tokens; q: queries; d: width, which is heads x head_dim unless head_dim is given.
+b: batch; t, s: tokens; q: queries; d: width, equal to heads x head_dim by default.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from vitreous.model.init import small_, xavier_
 
 
 class AttentionTerms(NamedTuple):
-    """Position terms for attention: a rotation per token, or a bias per token pair."""
+    """Position inputs of attention: a rotation for each token or a bias for each pair of tokens."""
 
     rotation: tuple[Tensor, Tensor] | None = None  # cosine and sine, [..., t, head_dim / 2]
     bias: Tensor | None = None  # [..., heads, t, t]
@@ -38,7 +38,7 @@ class SelfAttention(nn.Module):
         head_dim = head_dim or width // num_heads
         self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, attention_dropout
         self.scale = head_dim**-0.5 if qk_scale is None else qk_scale
-        # U_qkv of equation 5 as three layers, which map to both packed and separate weights of other libraries.
+        # U_qkv of equation 5 as three layers; other libraries store these weights separately or packed.
         self.q, self.k, self.v = (nn.Linear(width, num_heads * head_dim, bias=qkv_bias) for _ in range(3))
         for part in (self.q, self.k, self.v):
             xavier_(part)
@@ -69,7 +69,7 @@ class SelfAttention(nn.Module):
         return self.output_dropout(self.output((weights @ v).transpose(1, 2).flatten(2)))
 
     def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute [q, k, v] of equation 5, split into heads. Used for both the output and the attention maps."""
+        """Compute the queries, keys and values (equation 5), split into heads."""
         q, k, v = (into_heads(part(tokens), self.num_heads) for part in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if terms.rotation is not None:
@@ -87,12 +87,12 @@ def rotate(
 ) -> Float[Tensor, "b heads t head_dim"]:
     """Rotate each pair (x[i], x[i + head_dim / 2]) by the i-th angle of its token."""
     cos, sin = rotation
-    first, second = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)  # bfloat16 is too coarse
+    first, second = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)  # bfloat16 is too inaccurate
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 class PoolingAttention(nn.Module):
-    """Attention from one learned query to all tokens, the first half of MAP."""
+    """Attention from one learned query to all tokens: the first half of multi-head attention pooling (MAP)."""
 
     def __init__(self, width: int, num_heads: int):
         super().__init__()
@@ -109,7 +109,7 @@ class PoolingAttention(nn.Module):
         return self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
     def weights(self, tokens: Float[Tensor, "b s d"]) -> Float[Tensor, "b heads s"]:
-        """Return the attention weights of the query."""
+        """Return the attention weights of the learned query for each token."""
         q, k, _ = self._query_keys_values(tokens)
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)[:, :, 0]
 

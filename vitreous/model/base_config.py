@@ -3,31 +3,45 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
 
-from vitreous.common.checks import BadValue, Size, check_whole, fail, suggestion
+from vitreous.common.checks import BadValue, Size, check_kind, check_whole, fail, suggestion
 from vitreous.common.codec import decode
 from vitreous.model.calibration import Calibration
-from vitreous.model.options import GlobalAverage, PoolConfig, Preprocessing
+from vitreous.model.options import (
+    GlobalAverage,
+    MultiLabel,
+    Numbers,
+    OutputConfig,
+    PoolConfig,
+    Preprocessing,
+    SingleLabel,
+)
 
-# Limits far above any published model. Larger values are probably mistakes and would exhaust the memory.
+# Limits far above any published model. Larger values are probably mistakes and would exhaust memory.
 MAX_WIDTH, MAX_DEPTH, MAX_SIDE, MAX_CLASSES, MAX_TOKENS = 2**16, 1024, 2**16, 10**7, 2**20
 MAX_PARAMETERS = 10**11  # the largest published ViT has 22 billion
 
 
-Task = Literal["classify", "embed", "segment"]
+Task = Literal["classify", "multilabel", "regress", "embed", "segment"]
 
 
 @dataclass(frozen=True)
 class OutputKind:
-    """Kind of output of a model. `python` and `command` are the examples on model cards; {source} is the checkpoint."""
+    """Kind of model output. `python` and `command` are examples for model cards; {source} stands for the checkpoint."""
 
     task: Task
-    pipeline_tag: str  # name of the task on the Hugging Face Hub
+    pipeline_tag: str  # name of the task on the Hugging Face Hub; empty if it has none
     output: str  # description; {classes} is the number of classes
     python: str
     command: str
     per_pixel: bool = False  # True if each pixel has its own output
+    classes: bool = True  # True if the outputs are classes with probabilities
+
+    @property
+    def predictor(self) -> str:
+        """Name of the class that predicts this kind of output."""
+        return self.python.partition("(")[0]
 
 
 CLASS_SCORES = OutputKind(
@@ -37,12 +51,28 @@ CLASS_SCORES = OutputKind(
     python='Predictor(model)(["image.jpg"])',
     command="predict {source} image.jpg",
 )
+LABELS = OutputKind(
+    task="multilabel",
+    pipeline_tag="image-classification",
+    output="any of {classes:,} classes",
+    python='MultiLabelPredictor(model)(["image.jpg"])',
+    command="predict {source} image.jpg",
+)
+NUMBERS = OutputKind(
+    task="regress",
+    pipeline_tag="",
+    output="numbers: {classes:,}",
+    python='RegressPredictor(model)(["image.jpg"])',
+    command="predict {source} image.jpg",
+    classes=False,
+)
 FEATURES = OutputKind(
     task="embed",
     pipeline_tag="image-feature-extraction",
     output="features (no classification head)",
     python='Predictor(model).embed(["image.jpg"])',
     command="embed {source} image.jpg --out features.parquet",
+    classes=False,
 )
 MASKS = OutputKind(
     task="segment",
@@ -60,8 +90,8 @@ class ModelConfig:
     """Everything needed to rebuild a model, preprocess an image and name the classes.
 
     Each model family has a frozen dataclass that inherits from this class. Code outside `vitreous.model` uses only the
-    members below. Families must define the first group, as fields or properties. The other members default to those of
-    a convolutional classifier.
+    members below. Each family must define the members under TYPE_CHECKING, as fields or properties. The defaults of
+    the other members are those of a convolutional classifier.
     """
 
     if TYPE_CHECKING:
@@ -92,12 +122,25 @@ class ModelConfig:
 
         @property
         def patch_stride(self) -> Size:
-            """Height and width, in image pixels, of one patch of `Model.features`."""
+            """Height and width, in image pixels, of a patch in `Model.features`."""
 
     @property
     def output_kind(self) -> OutputKind:
-        """Kind of output: class scores, pooled features, or class scores per pixel."""
-        return CLASS_SCORES if self.num_classes else FEATURES
+        """Kind of output: classes, numbers, pooled features, or classes per pixel."""
+        if not self.num_classes:
+            return FEATURES
+        match self.output:
+            case SingleLabel():
+                return CLASS_SCORES
+            case MultiLabel():
+                return LABELS
+            case Numbers():
+                return NUMBERS
+
+    @property
+    def output(self) -> OutputConfig:
+        """Meaning of the outputs. Models of a family without this field have one class per image."""
+        return SingleLabel()
 
     @property
     def task(self) -> Task:
@@ -105,12 +148,12 @@ class ModelConfig:
 
     @property
     def loss_bytes(self) -> int:
-        """Memory per image that the training loss needs in addition to the activations, if it is significant."""
+        """Memory per image, in bytes, that the training loss needs in addition to the activations; 0 if negligible."""
         return 0
 
     @property
     def backbone(self) -> "ModelConfig":
-        """Config of the feature extractor: this config, or the encoder of a segmenter."""
+        """Config of the feature extractor: the encoder's config for a segmenter, otherwise this config."""
         return self
 
     @property
@@ -165,14 +208,24 @@ class ModelConfig:
         return dataclasses.replace(config, image_size=image_size)  # type: ignore[call-arg]
 
     def with_classes(self: C, num_classes: int, labels: tuple[str, ...] = ()) -> C:
-        return dataclasses.replace(self.uncalibrated(), num_classes=num_classes, labels=labels)  # type: ignore[call-arg]
+        """Replace the classes. New outputs stand for one class per image."""
+        fields = {"num_classes": num_classes, "labels": labels, **self.output_field(SingleLabel())}
+        return dataclasses.replace(self.uncalibrated(), **fields)
+
+    def output_field(self, output: OutputConfig) -> dict[str, Any]:
+        """Return the field that sets the meaning of the outputs, or an empty dictionary if it is already set."""
+        if output == self.output:
+            return {}
+        if all(field.name != "output" for field in dataclasses.fields(self)):
+            fail("task", type(output).__name__, f"classification for a {type(self).__name__}")
+        return {"output": output}
 
     def uncalibrated(self: C) -> C:
-        """Drop the calibration, which is only valid for the weights, classes and image size that it was fitted to."""
+        """Remove the calibration, which is valid only for the weights, classes and image size used to fit it."""
         return self if self.calibration is None else dataclasses.replace(self, calibration=None)  # type: ignore[call-arg]
 
     def override(self: C, fields: Mapping[str, Any]) -> C:
-        """Replace fields with the given values or JSON values. In a segmenter, replace fields of the encoder."""
+        """Return a copy with new field values (objects or JSON). For a segmenter, replace the encoder's fields."""
         hints, known = get_type_hints(type(self)), [field.name for field in dataclasses.fields(self)]
         for name in fields:
             if name not in known:
@@ -185,7 +238,15 @@ def check_classes(num_classes: object, labels: object) -> None:
     if not isinstance(labels, tuple) or not all(isinstance(label, str) for label in labels):
         fail("labels", labels, "a tuple of strings")
     if labels and len(labels) != num_classes:
-        raise ValueError(f"labels must be empty or contain num_classes ({num_classes}) names, got {len(labels)}")
+        raise ValueError(f"labels must be empty or contain {num_classes} names (num_classes), got {len(labels)}")
+
+
+def check_output(output: object, num_classes: int) -> None:
+    check_kind("output", output, get_args(OutputConfig))
+    lengths = {f"output.{name}": len(values) for name, values in vars(output).items()}
+    for name, length in lengths.items():
+        if length != num_classes and not (isinstance(output, MultiLabel) and length == 0):
+            fail(name, f"a tuple of {length} numbers", f"one number for each of the {num_classes} outputs")
 
 
 def check_budget(parameters: int) -> None:

@@ -1,4 +1,4 @@
-"""One encoder layer (equations 2 and 3): attention, then an MLP, each with pre-norm and a residual connection.
+"""One encoder layer (ViT paper, equations 2 and 3): attention and an MLP, each with pre-norm and a residual connection.
 
 b: batch; t: tokens; d: width.
 """
@@ -29,7 +29,7 @@ class GeluMlp(nn.Module):
 
 
 class SwiGluMlp(nn.Module):
-    """Gated MLP: silu(x W1) * (x W2), then a linear layer. W1 and W2 are packed into one layer, in this order."""
+    """Gated MLP: silu(x W1) * (x W2), then a linear layer. W1 and W2 are packed into one layer, in that order."""
 
     def __init__(self, width: int, mlp_width: int, dropout: float = 0.0):
         super().__init__()
@@ -57,7 +57,7 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """In training, drops the residual branch of random images and scales up the rest."""
+    """During training, drops the residual branch of random images and scales up the branch of the other images."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -71,7 +71,7 @@ class StochasticDepth(nn.Module):
 
 
 class Block(nn.Module):
-    """Equations 2 and 3: z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z'."""
+    """Transformer block (equations 2 and 3): z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z'."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Block(nn.Module):
     def attention_weights(
         self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
     ) -> Float[Tensor, "b heads q t"]:
-        """Return the attention weights that `forward` uses for these tokens; `queries` selects rows."""
+        """Return the attention weights that `forward` uses for these tokens. `queries` selects the rows to return."""
         return self.attention.weights(self.attention_norm(tokens), terms, queries)
 
     def _branch(self, scale: nn.Module, values: Tensor) -> Tensor:

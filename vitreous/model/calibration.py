@@ -1,23 +1,24 @@
-"""Calibration of a classifier: numbers from its validation images, stored in its config. This module is torch-free.
+"""Calibration of a classifier on validation images. Model configs store it. This module does not import torch.
 
-`vitreous.inference.calibration` fits them. A config without them gives plain softmax probabilities.
+`vitreous.inference.fit_calibration` computes the calibration. Without it, class probabilities are a plain softmax.
 """
 
 from dataclasses import dataclass
 
 from vitreous.common.checks import check_numbers, check_positive, check_real, check_whole, fail
 
-# Fractions of the validation images at which quantiles are stored, in finer steps below 1%.
+# Quantiles are stored for these fractions of the validation images. The steps are finer below 1%.
 FRACTIONS = (*(i / 1000 for i in range(1, 10)), *(i / 100 for i in range(1, 100)))
-UNKNOWN = 0.05  # fraction of the validation images that are below the threshold for "unknown"
+UNKNOWN = 0.05  # fraction of the validation images that score below the threshold for "unknown"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Temperature and quantiles of a classifier's scores for its validation images.
+    """Temperature and score quantiles of a classifier, measured on its validation images.
 
-    A quantile is the largest score such that at most the given fraction of new images score lower, if they resemble the
-    validation images. Small fractions need many images, so the lists may start at a later entry of FRACTIONS.
+    The quantile for a fraction is the largest score such that at most this fraction of new images scores lower. New
+    images must resemble the validation images. There is one quantile for each entry of FRACTIONS, except for fractions
+    that are too small for the number of validation images.
 
     temperature: Divisor of the logits before the softmax.
     images: Number of validation images.
@@ -41,7 +42,7 @@ class Calibration:
                 fail(f"calibration.{name}", values, f"at most {len(FRACTIONS)} increasing numbers")
 
     def probability_threshold(self, coverage: float) -> float:
-        """Return the probability that the true class reaches for the given fraction of images.
+        """Return a threshold that the probability of the true class reaches for a fraction `coverage` of new images.
 
         >>> Calibration(1.0, 9, true_probabilities=tuple(i / 100 for i in range(1, 91))).probability_threshold(0.85)
         0.06

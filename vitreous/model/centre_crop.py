@@ -1,12 +1,12 @@
 """Resize and centre-crop geometry for evaluation.
 
-The rounding follows the library that the weights come from, because a shift of one pixel can change predictions:
+Sizes are rounded as in the library that the weights come from, because a shift of one pixel can change predictions:
 
 - torchvision rounds size / crop_fraction and the crop offset.
 - timm rounds size / crop_fraction down and rounds the crop offset. For non-square crops and for padding, it rounds the
   longer side instead of truncating it.
 - huggingface rounds the crop offset down and always resizes the shorter side. Its configs store size / crop_fraction
-  as an integer, which rounding recovers.
+  as an integer, which is recovered by rounding.
 """
 
 import math
@@ -16,7 +16,7 @@ from vitreous.model.options import Preprocessing
 
 
 def scaled(size: Size, how: Preprocessing) -> Size:
-    """Return size / crop_fraction, rounded to pixels.
+    """Return size / crop_fraction, rounded to whole pixels.
 
     >>> scaled((224, 224), Preprocessing(crop_fraction=0.9))
     (249, 249)
@@ -28,7 +28,7 @@ def scaled(size: Size, how: Preprocessing) -> Size:
 
 
 def resized_for(image: Size, size: Size, how: Preprocessing) -> Size:
-    """Return the size that an image is resized to before cropping or padding."""
+    """Return the size of an image after resizing and before cropping or padding."""
     if how.fit == "squash":
         return size
     target = scaled(size, how)

@@ -1,6 +1,6 @@
 """Model configs: frozen dataclasses that are validated on construction.
 
-This module does not import torch, which keeps the command line fast to start.
+This module does not import torch, so that the command line starts quickly.
 """
 
 import dataclasses
@@ -34,6 +34,7 @@ from vitreous.model.base_config import (
     OutputKind,
     check_budget,
     check_classes,
+    check_output,
 )
 from vitreous.model.calibration import Calibration
 from vitreous.model.options import (
@@ -51,12 +52,14 @@ from vitreous.model.options import (
     MaskDecoder,
     MlpConfig,
     MlpHead,
+    OutputConfig,
     PoolConfig,
     PositionConfig,
     Preprocessing,
     ResNetStem,
     Rotary2d,
     SinCos2d,
+    SingleLabel,
     TanhHead,
     check_resnet,
 )
@@ -110,6 +113,7 @@ class ViTConfig(ModelConfig):
     num_classes: int = 1000  # 0: no classifier; the model returns the pooled features
     head: HeadConfig = LinearHead()
     labels: tuple[str, ...] = ()
+    output: OutputConfig = SingleLabel()
 
     preprocessing: Preprocessing = Preprocessing()
     calibration: Calibration | None = None
@@ -137,7 +141,7 @@ class ViTConfig(ModelConfig):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Number of tokens before the patches: class token, distillation token and registers, in this order."""
+        """Number of tokens before the patches: class token, distillation token and registers, in that order."""
         return self.class_token + self.distillation_token + self.registers
 
     @property
@@ -167,7 +171,7 @@ class ViTConfig(ModelConfig):
         ]
 
     def grid_for(self, image_size: Size) -> Size:
-        """Return the patch grid for an image size, or raise an error that names the nearest valid sizes.
+        """Return the patch grid for an image size. If the size is invalid, the error names the nearest valid sizes.
 
         >>> ViTConfig().grid_for((224, 320))
         (14, 20)
@@ -177,10 +181,10 @@ class ViTConfig(ModelConfig):
         return super().grid_for(image_size)
 
     def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "ViTConfig":
-        """Replace the classes. Pre-logits belong to pre-training (section 3.2) and are dropped if no label is kept."""
+        """Return a copy with other classes. If no label is kept, a `TanhHead` (for pre-training) becomes linear."""
         pretrained = isinstance(self.head, TanhHead) and not set(self.labels) & set(labels)
         head = LinearHead() if pretrained else self.head
-        return dataclasses.replace(self.uncalibrated(), num_classes=num_classes, labels=labels, head=head)
+        return dataclasses.replace(super().with_classes(num_classes, labels), head=head)
 
     def _check_image(self) -> None:
         check_size("image_size", self.image_size, MAX_SIDE)
@@ -195,7 +199,7 @@ class ViTConfig(ModelConfig):
         check_flag("pad", self.pad)
         patches = math.prod(self.grid)
         if patches > MAX_TOKENS:
-            fail("image_size", self.image_size, f"small enough for at most {MAX_TOKENS} patches (got {patches})")
+            fail("image_size", self.image_size, f"small enough for at most {MAX_TOKENS} patches, not {patches}")
         check_kind("preprocessing", self.preprocessing, (Preprocessing,))
         self.preprocessing.check_channels(self.channels)
 
@@ -226,7 +230,7 @@ class ViTConfig(ModelConfig):
         check_whole("registers", self.registers, 0, 1024)
         check_kind("position", self.position, get_args(PositionConfig))
         if isinstance(self.position, Learned2d) and self.width % 2:
-            fail("width", self.width, "an even number with Learned2d, which concatenates row and column vectors")
+            fail("width", self.width, "an even number for Learned2d, which concatenates row and column vectors")
         if isinstance(self.position, SinCos2d) and (self.width % 4 or self.width < 8):
             fail("width", self.width, "a multiple of 4 and at least 8 for SinCos2d")
         if isinstance(self.position, Rotary2d) and self.head_width % 4:
@@ -241,10 +245,11 @@ class ViTConfig(ModelConfig):
             fail("pool", self.pool, "ClassToken() when distillation_token=True")
         check_kind("head", self.head, get_args(HeadConfig))
         check_classes(self.num_classes, self.labels)
+        check_output(self.output, self.num_classes)
         check_kind("calibration", self.calibration, (Calibration, NoneType))
 
     def _check_budget(self) -> None:
-        """Check the estimated number of parameters without building the model."""
+        """Raise ValueError if the estimated number of parameters is too large. The model is not built."""
         block = 4 * self.width * self.num_heads * self.head_width + 3 * self.width * self.mlp_width
         stem = 0 if self.stem is None else resnet_parameters(self.stem.stages, self.stem.width)
         patch = math.prod(self.patch_size) * (self.channels if self.stem is None else self.stem.width * 32)
@@ -262,6 +267,7 @@ class ResNetConfig(ModelConfig):
     width: int = 64
     num_classes: int = 1000
     labels: tuple[str, ...] = ()
+    output: OutputConfig = SingleLabel()
     preprocessing: Preprocessing = Preprocessing()
     calibration: Calibration | None = None
 
@@ -270,6 +276,7 @@ class ResNetConfig(ModelConfig):
         check_whole("channels", self.channels, 1, 4096)
         check_resnet("", self.stages, self.width)
         check_classes(self.num_classes, self.labels)
+        check_output(self.output, self.num_classes)
         check_kind("calibration", self.calibration, (Calibration, NoneType))
         check_kind("preprocessing", self.preprocessing, (Preprocessing,))
         self.preprocessing.check_channels(self.channels)
@@ -379,7 +386,7 @@ class SegmenterConfig(ModelConfig):
         return dataclasses.replace(self, encoder=self.encoder.resized(image_size))
 
     def with_classes(self, num_classes: int, labels: tuple[str, ...] = ()) -> "SegmenterConfig":
-        fail("num_classes", num_classes, "omitted for a segmenter (train it to change its classes)")
+        fail("num_classes", num_classes, "omitted for a segmenter, because only training can change its classes")
 
     def override(self, fields: Mapping[str, Any]) -> "SegmenterConfig":
         return dataclasses.replace(self, encoder=self.encoder.override(fields))
@@ -389,5 +396,5 @@ AnyConfig = ViTConfig | ResNetConfig | SegmenterConfig  # configs that a checkpo
 
 
 def resnet_parameters(stages: tuple[int, ...], width: int) -> int:
-    """Estimate the number of parameters of a ResNet. A unit of width w has about 17 w^2."""
+    """Estimate the number of parameters of a ResNet. A unit of width w has about 17 w^2 parameters."""
     return sum(17 * (width << stage) ** 2 * units for stage, units in enumerate(stages))

@@ -49,7 +49,7 @@ def cost(config: ModelConfig) -> Cost:
 
 
 class _PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tracks the peak size of tensors created in this mode, excluding weights; shared storage counts once."""
+    """Tracks the peak memory of tensors created while this mode is active. Weights are excluded."""
 
     def __init__(self, model: nn.Module):
         super().__init__()  # type: ignore[no-untyped-call]
@@ -86,7 +86,7 @@ def _attention_flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **
 
 
 def _kept_for_backward(model: nn.Module, images: Tensor) -> int:
-    """Return the bytes that autograd saves, excluding weights; shared storage counts once."""
+    """Return the number of bytes that autograd saves for the backward pass, excluding weights."""
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     saved: dict[int, tuple[int, Tensor]] = {}
 

@@ -1,4 +1,4 @@
-"""The Transformer encoder (Figure 1, right): L blocks, one after the other.
+"""The Transformer encoder (ViT paper, Figure 1, right): L blocks in sequence.
 
 b: batch; t: tokens; d: width.
 """
@@ -27,7 +27,7 @@ class Encoder(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> Float[Tensor, "b t d"]:
-        """Compute z_L from z_0."""
+        """Compute the tokens after the last layer (z_L) from the embedded tokens (z_0)."""
         terms = position.attend(layout, tokens.device)
         for layer in range(len(self.blocks)):
             tokens = self._step(layer, tokens, terms, layout, position)
@@ -36,7 +36,7 @@ class Encoder(nn.Module):
     def walk(
         self, tokens: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield z_l and z_{l+1} for every layer l."""
+        """Yield the tokens before and after each layer."""
         terms = position.attend(layout, tokens.device)
         for layer in range(len(self.blocks)):
             after = self._step(layer, tokens, terms, layout, position)
@@ -61,14 +61,14 @@ class Encoder(nn.Module):
         position: PositionEmbedding,
         queries: slice = slice(None),
     ) -> Float[Tensor, "b heads q t"]:
-        """Return the attention weights of `layer` for its input tokens; `queries` selects rows."""
+        """Return the attention weights of `layer` for its input tokens. `queries` selects the rows to return."""
         block = cast(Block, self.blocks[layer])
         return block.attention_weights(before, position.attend(layout, before.device), queries)
 
     def explicit_step(
         self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> tuple[Float[Tensor, "b heads t t"], Float[Tensor, "b t d"]]:
-        """Return the attention weights of `layer`, and z_{l+1} computed from them (so the weights get gradients)."""
+        """Return the attention weights of `layer` and its output. Gradients of the output reach the weights."""
         block, terms = cast(Block, self.blocks[layer]), position.attend(layout, before.device)
         weights = block.attention_weights(before, terms)
         return weights, position.between(layer, block.with_weights(before, weights, terms), layout)

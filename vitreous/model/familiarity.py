@@ -1,9 +1,10 @@
-"""Familiarity of an image to a classifier: how close its features are to those of a class of training images.
+"""Familiarity of an image to a classifier: how close its features are to the nearest class of training images.
 
-The score is the negative squared Mahalanobis distance to the nearest class mean, with one covariance for all classes
-(Lee et al., arXiv 1807.03888). It does not depend on the head, which often gives unknown images high scores.
+The score is the negative squared Mahalanobis distance to the nearest class mean, with one covariance matrix for all
+classes (Lee et al., arXiv 1807.03888). It does not depend on the head, which often scores images
+of unknown classes highly.
 
-n: images; d: width of the features; k: classes.
+n: images; d: feature dimension; k: classes.
 """
 
 from collections.abc import Mapping
@@ -13,16 +14,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-SHRINKAGE = 0.01  # fraction of the mean variance that is added to every variance, in case there are few images
+SHRINKAGE = 0.01  # fraction of the mean variance that is added to every variance, for data sets with few images
 
 
 @dataclass(frozen=True)
 class Familiarity:
-    """Statistics of the features of training images."""
+    """Class means and whitening matrix of the features of training images."""
 
     centre: Float[Tensor, "d"]
-    whiten: Float[Tensor, "d d"]  # makes the covariance within classes the identity
-    means: Float[Tensor, "k d"]  # centred and whitened, of the classes that have images
+    whiten: Float[Tensor, "d d"]  # transforms the within-class covariance to the identity
+    means: Float[Tensor, "k d"]  # centred and whitened means of the classes that have images
 
     @classmethod
     def fit(cls, features: Float[Tensor, "n d"], labels: Int[Tensor, "n"]) -> "Familiarity":
@@ -47,13 +48,14 @@ class Familiarity:
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], width: int) -> "Familiarity":
-        """Build from stored tensors. Raises ValueError if they do not match features of this width."""
+        """Build from stored tensors. Raise ValueError if a name or shape does not match features of this width."""
         names = [field.name for field in fields(cls)]
         if set(tensors) != set(names):
             raise ValueError(f"expected the tensors {', '.join(names)}, got {', '.join(tensors) or 'none'}")
         shapes = [list(tensors[name].shape) for name in names]
         if shapes[:2] != [[width], [width, width]] or shapes[2][1:] != [width] or shapes[2] == [0, width]:
-            raise ValueError(f"the shapes {shapes} do not fit features of width {width}")
+            expected = f"[{width}], [{width}, {width}] and [classes, {width}]"
+            raise ValueError(f"the shapes of {', '.join(names)} must be {expected}, got {shapes}")
         return cls(*(tensors[name].clone() for name in names))
 
     def to(self, device: torch.device) -> "Familiarity":

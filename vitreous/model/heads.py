@@ -1,4 +1,4 @@
-"""Classification heads (section 3.1: a hidden layer in pre-training, one linear layer in fine-tuning)."""
+"""Classification heads (ViT paper, section 3.1: a hidden layer in pre-training, one linear layer in fine-tuning)."""
 
 from collections import OrderedDict
 
@@ -10,7 +10,7 @@ from vitreous.model.options import HeadConfig, LinearHead, MlpHead, TanhHead
 
 
 def build_head(head: HeadConfig, width: int, num_classes: int, norm_eps: float = 1e-6) -> nn.Module:
-    """Build a head. With 0 classes, it outputs the pooled features, or the pre-logits of a `TanhHead`."""
+    """Build a head. With 0 classes, a `TanhHead` returns its pre-logits, and any other head returns its input."""
     if num_classes == 0 and not isinstance(head, TanhHead):
         return nn.Identity()
     match head:
@@ -35,9 +35,9 @@ def _classifier(width: int, num_classes: int) -> nn.Linear:
 
 @torch.no_grad()
 def copy_rows(old: nn.Module, new: nn.Module, larger: nn.Module, rows: dict[int, int]) -> None:
-    """Copy the given class rows ({new: old}) and all other tensors of a head.
+    """Copy the weights of the head `old` to `new`. Of tensors with one row per class, copy only `rows` ({new: old}).
 
-    `larger` is like `new`, but with one more class. Tensors whose shapes differ between them have one row per class.
+    `larger` is a head like `new` with one more class. Tensors with one row per class have different shapes in the two.
     """
     there, here = list(rows), list(rows.values())
     values, sizes = old.state_dict(), larger.state_dict()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def xavier_(linear: nn.Linear, parts: int = 1) -> nn.Linear:
-    """Initialise each of `parts` packed matrices with Xavier-uniform, and the bias with zeros."""
+    """Initialise each of the `parts` packed matrices from a Xavier uniform distribution, and the bias with zeros."""
     for matrix in linear.weight.chunk(parts):
         nn.init.xavier_uniform_(matrix)
     if linear.bias is not None:
@@ -23,5 +23,5 @@ def lecun_normal_(conv: nn.Conv2d) -> nn.Conv2d:
 
 
 def small_(tensor: Tensor) -> Tensor:
-    """Initialise positions (as in the paper's code), tokens or classifiers with a normal distribution of std 0.02."""
+    """Initialise a position embedding, token or classifier from a normal distribution with std 0.02."""
     return nn.init.normal_(tensor, std=0.02)

@@ -22,9 +22,9 @@ def check_images(images: Tensor, channels: int) -> None:
 
 
 def check_matches(images: Tensor, weight: Tensor) -> None:
-    """Raise a clear error if images and weights differ in dtype or device.
+    """Raise ValueError if images and weights differ in dtype or device.
 
-    Called after a torch error rather than before the forward pass, when weights may still be offloaded or sharded.
+    This is called only after an error in torch, because weights may be offloaded or sharded before the forward pass.
     """
     if images.device != weight.device:
         raise ValueError(

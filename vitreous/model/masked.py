@@ -29,7 +29,7 @@ class Filled(NamedTuple):
 
     losses: Float[Tensor, "b"]
     hidden: Bool[Tensor, "b n"]
-    patches: Float[Tensor, "b n p"]  # detached pixels in the target's scale, for display
+    patches: Float[Tensor, "b n p"]  # detached, and scaled like the target, for display
 
 
 # ---- Masked patch prediction (appendix B.1.2) ------------------------------------------------------------------------
@@ -38,9 +38,10 @@ class Filled(NamedTuple):
 class MaskedPatchPrediction(nn.Module):
     """Corrupts half of the patches and predicts them.
 
-    Of these, 80% are replaced by a learned token, 10% by another patch of the image, and 10% are unchanged. One linear
-    layer predicts the mean colour of a patch with 3 bits per channel ("colour"), the colours of its 4 x 4 cells
-    ("colours"), or all of its pixels with an L2 loss ("pixels"). The paper compared all three and chose the first.
+    Of the corrupted patches, 80% are replaced by a learned token, 10% by another patch of the image, and 10% are
+    unchanged. One linear layer predicts the mean colour of a patch with 3 bits per channel ("colour"), the colours of
+    its 4 x 4 cells ("colours"), or all of its pixels with an L2 loss ("pixels"). The paper compared all three and chose
+    the first.
     """
 
     def __init__(self, encoder: ViT, target: Target = "colour", rate: float = 0.5):
@@ -48,7 +49,7 @@ class MaskedPatchPrediction(nn.Module):
         check_choice("target", target, TARGETS)
         config = encoder.config
         if config.stem is not None:
-            fail("stem", config.stem, "None, because masking requires image patches")
+            fail("stem", config.stem, "None, because only image patches can be masked, not a feature map")
         if config.patch_dropout:
             fail("patch_dropout", config.patch_dropout, "0 for masked patch prediction")
         self.encoder, self.target, self.rate = encoder, target, rate
@@ -59,7 +60,11 @@ class MaskedPatchPrediction(nn.Module):
         self.predict = xavier_(nn.Linear(config.width, outputs))
 
     def forward(self, images: Float[Tensor, "b c h w"], pixels: Float[Tensor, "b c h w"], noise: Tensor) -> Filled:
-        """Return losses. `pixels` are unnormalised images in [0, 1]; `noise` [b, 3, n] is uniform in [0, 1)."""
+        """Corrupt patches and predict them.
+
+        pixels: Images before normalisation, in the range [0, 1].
+        noise: Uniform random numbers [b, 3, n] that select the patches and how they are corrupted.
+        """
         patches, grid = self.encoder.patchify(images)
         corrupted, hidden = self.corrupt(patches, noise)
         features = self.encoder.encode(*self.encoder.embed(corrupted, grid))
@@ -71,7 +76,7 @@ class MaskedPatchPrediction(nn.Module):
     def corrupt(
         self, patches: Float[Tensor, "b n d"], noise: Float[Tensor, "b 3 n"]
     ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
-        """Corrupt a fraction `rate` of the patches of each image; the kind of corruption is random for each patch."""
+        """Corrupt a fraction `rate` of the patches of each image. Return all patches, and a mask of corrupted ones."""
         b, n, _ = patches.shape
         order, kind, source = noise.unbind(1)
         count = max(round(n * self.rate), 1)
@@ -98,7 +103,7 @@ class MaskedPatchPrediction(nn.Module):
 
 
 def three_bits(colours: Float[Tensor, "m c y x"]) -> Int[Tensor, "m y x"]:
-    """Quantise colours in [0, 1] to one of 8^c classes; the first channel is the most significant.
+    """Quantise each colour in [0, 1] to one of 8^c classes. The first channel is the most significant.
 
     >>> three_bits(torch.tensor([0.0, 0.5, 1.0]).reshape(1, 3, 1, 1)).item()  # 0, 4 and 7 of 8
     39
@@ -120,16 +125,16 @@ def colour_of(numbers: Int[Tensor, "m"], channels: int) -> Float[Tensor, "m c"]:
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encodes a quarter of the patches and reconstructs the others with a small decoder.
+    """Encodes a quarter of the patches and reconstructs the others with a lightweight decoder.
 
-    The targets are the pixels, normalised to mean 0 and std 1 in each patch.
+    The targets are the pixels of each patch, normalised to mean 0 and std 1.
     """
 
     def __init__(self, encoder: ViT, rate: float = 0.75, width: int = 512, depth: int = 8, num_heads: int = 16):
         super().__init__()
         config = encoder.config
         if config.stem is not None:
-            fail("stem", config.stem, "None, because masking requires image patches")
+            fail("stem", config.stem, "None, because only image patches can be masked, not a feature map")
         self.encoder, self.rate = encoder, rate
         self.embed = xavier_(nn.Linear(config.width, width))
         self.mask = nn.Parameter(small_(torch.empty(1, 1, width)))
@@ -142,7 +147,7 @@ class MaskedAutoencoder(nn.Module):
         self.paint = xavier_(nn.Linear(width, pixels))
 
     def forward(self, images: Float[Tensor, "b c h w"], noise: Float[Tensor, "b n"]) -> Filled:
-        """Return losses. `noise` contains random numbers; the patches with the smallest numbers stay visible."""
+        """Mask and reconstruct patches. The patches with the smallest random numbers in `noise` stay visible."""
         n = noise.shape[1]
         visible = max(min(round(n * (1 - self.rate)), n - 1), 1)  # at least one visible and one hidden patch
         keep_indices = noise.argsort(dim=1)[:, :visible].sort(dim=1).values

@@ -17,7 +17,7 @@ RANDOM_INITIALISERS = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.ini
 
 
 class _SkipRandomInit(TorchFunctionMode):
-    """Skips random initialisation, which makes torch import its compiler on the meta device (about 1 s)."""
+    """Skips random initialisation, which would make torch import its compiler on the meta device (about 1 s)."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -42,11 +42,12 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def own_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Make every tensor contiguous, with its own storage.
+    """Return the tensors, each contiguous and with its own storage.
 
     Query, key and value may be rows of one packed tensor. safetensors, accelerate and huggingface_hub treat tensors
-    that share storage as duplicates, and drop them or refuse to save them. Rows keep their memory in a new storage
-    object, so memory-mapped files stay mapped; only overlapping and strided tensors are copied.
+    that share storage as duplicates, and drop them or refuse to save them. Such rows get a
+    new storage object for the same memory, so memory-mapped files stay mapped. Only overlapping and strided tensors are
+    copied.
     """
     result, end = dict(tensors), 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):

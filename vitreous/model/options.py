@@ -1,6 +1,6 @@
 """Options for each part of a model: unions of small frozen dataclasses that validate their fields.
 
-`build.py` uses `match` to build modules from them. This module does not import torch.
+`build.py` uses `match` to build modules from the options. This module does not import torch.
 """
 
 import re
@@ -41,14 +41,14 @@ def check_interpolation(value: object) -> None:
 
 @dataclass(frozen=True)
 class NoPosition:
-    """No position embedding (appendix D.4)."""
+    """No position embedding (ViT paper, appendix D.4)."""
 
     label = "none"
 
 
 @dataclass(frozen=True)
 class Learned1d:
-    """One learned vector per patch, the paper's choice (E_pos in equation 1).
+    """One learned vector per patch, as chosen in the ViT paper (E_pos in equation 1).
 
     With `prefix_entries`, the class and distillation tokens also have vectors. Registers never do.
     """
@@ -65,7 +65,7 @@ class Learned1d:
 
 @dataclass(frozen=True)
 class Learned2d:
-    """Learned vectors per row and per column, each of half the model width, concatenated (appendix D.4)."""
+    """One learned vector of half the width per row and per column, concatenated (ViT paper, appendix D.4)."""
 
     label = "learned 2d"
 
@@ -79,7 +79,7 @@ class Learned2d:
 
 @dataclass(frozen=True)
 class SinCos2d:
-    """Fixed sines and cosines of x and y. The exponents are divided by d/4 (MAE) or by d/4 - 1 (big_vision)."""
+    """Fixed sines and cosines of x and y. For width d, exponents are divided by d/4 (MAE) or d/4 - 1 (big_vision)."""
 
     label = "sincos"
 
@@ -93,7 +93,7 @@ class SinCos2d:
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """Learned bias per head and offset (dy, dx), added to the attention logits; shared by all layers, as in T5."""
+    """Learned bias per head and offset (dy, dx), added to the attention logits. All layers share it."""
 
     label = "relative"
 
@@ -144,9 +144,9 @@ ResNetNumerics = Literal["google", "timm", "bit"]
 
 @dataclass(frozen=True)
 class ResNetStem:
-    """ResNet before the patch embedding: the hybrid of section 3.1.
+    """ResNet before the patch embedding: the hybrid of the ViT paper, section 3.1.
 
-    `stages` has the units per stage. R50 is (3, 4, 6, 3), or (3, 4, 9) if stage 4 is moved into stage 3 (section 4.1).
+    `stages`: Units per stage. R50 is (3, 4, 6, 3), or (3, 4, 9) if stage 4 is moved into stage 3 (section 4.1).
     """
 
     stages: tuple[int, ...] = (3, 4, 9)
@@ -178,7 +178,7 @@ def check_resnet(prefix: str, stages: object, width: int) -> None:
 
 @dataclass(frozen=True)
 class Gelu:
-    """Linear, GELU, linear. "erf" is the exact GELU, "tanh" the approximation in Google's code."""
+    """MLP with GELU. "erf" is the exact function, and "tanh" is the approximation in Google's code."""
 
     approximation: Literal["erf", "tanh"]
 
@@ -213,7 +213,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class ClassToken:
-    """Pool with the class token (equation 4)."""
+    """Pool with the class token (ViT paper, equation 4)."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class GlobalAverage:
 
 @dataclass(frozen=True)
 class AttentionPool:
-    """MAP (big_vision): one learned query attends to all tokens, followed by an MLP."""
+    """Multi-head attention pooling (MAP, big_vision): one learned query attends to all tokens; an MLP follows."""
 
 
 PoolConfig = ClassToken | GlobalAverage | AttentionPool
@@ -236,12 +236,12 @@ PoolConfig = ClassToken | GlobalAverage | AttentionPool
 
 @dataclass(frozen=True)
 class LinearHead:
-    """One linear layer."""
+    """Classification head with one linear layer."""
 
 
 @dataclass(frozen=True)
 class TanhHead:
-    """The paper's pre-training head: a hidden layer ("pre-logits") with tanh, then a linear layer."""
+    """The ViT paper's pre-training head: a hidden layer ("pre-logits") with tanh, then a linear layer."""
 
     width: int = 768
 
@@ -251,7 +251,7 @@ class TanhHead:
 
 @dataclass(frozen=True)
 class MlpHead:
-    """LayerNorm, a hidden layer with GELU, then a linear layer."""
+    """Classification head: LayerNorm, a hidden layer with GELU, then a linear layer."""
 
     width: int = 768
 
@@ -260,6 +260,45 @@ class MlpHead:
 
 
 HeadConfig = LinearHead | TanhHead | MlpHead
+
+
+# ---- Meaning of the outputs ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SingleLabel:
+    """One class per image: the softmax of the outputs."""
+
+
+@dataclass(frozen=True)
+class MultiLabel:
+    """Any number of classes per image: the sigmoid of each output.
+
+    A class is predicted if its probability reaches its threshold, which is 0.5 if there are no thresholds.
+    """
+
+    thresholds: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for threshold in self.thresholds:
+            check_real("output.thresholds", threshold, 0, 1)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """One number per target: each output times `std`, plus `mean`."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for mean in self.mean:
+            check_real("output.mean", mean, -1e300, 1e300)
+        for std in self.std:
+            check_positive("output.std", std)
+
+
+OutputConfig = SingleLabel | MultiLabel | Numbers
 
 
 @dataclass(frozen=True)
@@ -306,13 +345,14 @@ def check_value_range(field: str, value: tuple[float, float]) -> None:
 class Preprocessing:
     """Image preprocessing: resize, crop, scale to [0, 1], subtract `mean`, divide by `std`.
 
-    fit: "crop" resizes the shorter side to size / crop_fraction and crops the centre. "squash" resizes to the size and
-        ignores the aspect ratio. "squash-crop" squashes to size / crop_fraction and crops the centre (transformers'
-        DeiT). "pad" resizes the longer side to size / crop_fraction and fills the rest with `mean` (timm's "border").
+    fit: How an image is resized to the model's input size. "crop" resizes the shorter side to size / crop_fraction and
+        crops the centre. "squash" resizes both sides and ignores the aspect ratio. "squash-crop" squashes to
+        size / crop_fraction and crops the centre (transformers' DeiT). "pad" resizes the longer side to
+        size / crop_fraction and fills the rest with `mean` (timm's "border").
     geometry: Library whose rounding is used. Config files without this field use "torchvision".
     mean, std: One number for all channels, or one per channel.
-    value_range: Values of images with more than 8 bits that become black and white, e.g. (0, 4095) for 12-bit data in
-        16-bit files. None uses the range of the format.
+    value_range: Pixel values that become black and white in images with more than 8 bits, e.g. (0, 4095) for 12-bit
+        data in 16-bit files. None uses the range of the file format.
     """
 
     mean: tuple[float, ...] = (0.5,)

@@ -1,7 +1,7 @@
-"""Patch embedding (section 3.1): cut an image into patches and project each linearly, x_p E of equation 1.
+"""Patch embedding (ViT paper, section 3.1): cut an image into patches, and project each linearly (x_p E).
 
-A convolution whose stride equals its kernel size is equivalent to cutting, flattening and multiplying. Which is faster
-depends on the hardware.
+A convolution whose stride equals its kernel size is equivalent to cutting, flattening and multiplying. Which of the two
+is faster depends on the hardware.
 
 b: batch; c: channels; h, w: image height and width; n: patches; d: width.
 """
@@ -19,7 +19,7 @@ from vitreous.model.init import lecun_normal_
 class PatchProjection(nn.Conv2d):
     """Convolution of images [b, c, h, w], or the equivalent linear layer for flattened patches [b, n, c * h * w].
 
-    Both use `forward`, so hooks on this module (pruning, offloading) run in either case.
+    Both kinds of input use `forward`, so hooks on this module (pruning, offloading) run in either case.
     """
 
     def forward(self, input: Tensor) -> Tensor:

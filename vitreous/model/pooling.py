@@ -2,7 +2,7 @@
 
 For explanations, `weights` returns the weight of each token, and `with_weights` pools with given weights.
 
-b: batch; t: tokens, prefix and patches; d: width.
+b: batch; t: prefix and patch tokens; d: width.
 """
 
 import torch
@@ -32,7 +32,7 @@ class ClassTokenPooling(nn.Module):
 
 
 class AveragePooling(nn.Module):
-    """Pools with the mean of the patches, followed by a norm if the encoder has no final norm."""
+    """Averages the patches and applies `norm`, which is the identity if the encoder has a final norm."""
 
     def __init__(self, norm: nn.Module):
         super().__init__()
@@ -51,7 +51,7 @@ class AveragePooling(nn.Module):
 
 
 class AttentionPooling(nn.Module):
-    """MAP, multi-head attention pooling: a learned query attends to all tokens, followed by a residual MLP."""
+    """MAP, multi-head attention pooling: a learned query attends to all tokens; a residual MLP follows."""
 
     def __init__(self, attention: PoolingAttention, mlp: Mlp, width: int, norm_eps: float):
         super().__init__()
@@ -73,5 +73,5 @@ class AttentionPooling(nn.Module):
 
 
 def all_tokens(features: Features) -> Float[Tensor, "b t d"]:
-    """Concatenate prefix and patches."""
+    """Concatenate prefix and patch tokens."""
     return torch.cat([features.prefix, features.patches], dim=1)

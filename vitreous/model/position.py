@@ -1,9 +1,9 @@
-"""Position embeddings for any grid.
+"""Position embeddings for patch grids of any size.
 
-Each class overrides one hook: `embed` adds to the token embeddings, `attend` changes the attention of all layers, and
+Each class overrides one hook: `embed` adds vectors to the tokens, `attend` changes the attention of all layers, and
 `between` changes the tokens after a block.
 
-b: batch; t = p + n: tokens, prefix and patches; d: width; gh, gw: grid height and width.
+b: batch; t = p + n: prefix and patch tokens; d: width; gh, gw: grid height and width.
 """
 
 import math
@@ -23,21 +23,21 @@ from vitreous.model.tokens import Layout
 
 
 class PositionEmbedding(nn.Module):
-    """Base class; adds no position information.
+    """Base class, which adds no position information.
 
-    Models call `forward` once before the other hooks. This triggers torch's forward hooks, in which pruning and weight
-    normalisation recompute tensors.
+    Models call `forward` once before the methods below. This triggers torch's forward hooks, in which pruning and
+    weight normalisation recompute tensors.
     """
 
     def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         return self.embed(tokens, layout)
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
-        """Add positions to the token embeddings of all patches, or of those at `layout.keep_indices`."""
+        """Add position embeddings to the tokens, which belong to all patches or only to `layout.keep_indices`."""
         return tokens
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
-        """Return the attention terms of all layers, computed once per batch."""
+        """Return the rotation or bias for the attention of all layers. It is computed once per batch."""
         return AttentionTerms()
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
@@ -55,7 +55,7 @@ class AddedPosition(PositionEmbedding, ABC):
     """One vector per patch, added to its token: E_pos of equation 1.
 
     The first `entries` prefix tokens also have learned vectors. `fixed` positions are cast to the dtype of the tokens;
-    learned ones follow torch's type promotion.
+    learned positions follow torch's type promotion.
     """
 
     fixed = False
@@ -66,7 +66,7 @@ class AddedPosition(PositionEmbedding, ABC):
 
     @abstractmethod
     def table_at(self, grid: Size, device: torch.device) -> Float[Tensor, "gh gw d"]:
-        """Return the patch vectors of a grid."""
+        """Return the position vector of each patch in a grid."""
 
     def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         table = self.table_at(layout.grid, tokens.device).flatten(0, 1)
@@ -95,7 +95,7 @@ class Learned1dPosition(AddedPosition):
 
 
 class Learned2dPosition(AddedPosition):
-    """Learned vectors per column and per row, concatenated."""
+    """One learned vector per column and one per row, concatenated for each patch."""
 
     def __init__(self, width: int, grid: Size, entries: int, interpolation: Interpolation):
         super().__init__(width, entries)
@@ -114,7 +114,7 @@ class Learned2dPosition(AddedPosition):
 
 
 class SinCos2dPosition(AddedPosition):
-    """[sin x, cos x, sin y, cos y] at geometrically spaced frequencies."""
+    """Fixed vectors [sin x, cos x, sin y, cos y] at geometrically spaced frequencies."""
 
     fixed = True
 
@@ -135,7 +135,7 @@ class SinCos2dPosition(AddedPosition):
 
 
 class Rotary2dPosition(PositionEmbedding):
-    """Rotation of queries and keys: half of the channel pairs of each head by y, the other half by x.
+    """Rotates queries and keys. In each head, y is the angle of half of the channel pairs and x that of the others.
 
     Coordinates range from -1 to 1 at every image size, as in DINOv3.
     """
@@ -188,7 +188,7 @@ class RelativeBiasPosition(PositionEmbedding):
 
 
 class ConditionalPosition(PositionEmbedding):
-    """CPVT's position encoding generator: a depth-wise convolution after each of the first blocks."""
+    """CPVT's position encoding generator: a depth-wise convolution after each of the first `blocks` blocks."""
 
     def __init__(self, width: int, kernel_size: int, blocks: int = 1):
         super().__init__()
@@ -196,7 +196,7 @@ class ConditionalPosition(PositionEmbedding):
             lecun_normal_(nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width))
             for _ in range(blocks)
         )
-        for weight in self.convolutions.parameters():  # makes the variance of their sum independent of `blocks`
+        for weight in self.convolutions.parameters():  # the variance of the sum of outputs does not depend on `blocks`
             weight.data /= math.sqrt(blocks)
 
     def between(self, layer: int, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
@@ -220,14 +220,14 @@ class ConditionalPosition(PositionEmbedding):
 
 
 def _replaced(old: nn.Parameter, new: Tensor) -> nn.Parameter:
-    """Return a contiguous parameter with new values, frozen if the old one was."""
+    """Return the tensor `new` as a contiguous parameter, which is frozen if `old` is frozen."""
     return nn.Parameter(new.clone(memory_format=torch.contiguous_format), requires_grad=old.requires_grad)
 
 
 # ---- Resampling for another grid -------------------------------------------------------------------------------------
 
 
-# To reproduce the original outputs, a checkpoint needs the resampling of the library that it comes from (section 3.2).
+# To reproduce the original outputs, positions must be resampled as in the checkpoint's library (section 3.2).
 class _Resampling(NamedTuple):
     mode: str
     align_corners: bool = False

@@ -1,9 +1,9 @@
 """Interface of all model families: `ModelConfig` (torch-free, in base_config.py) and the `Model` that is built from it.
 
-Serving, explanation, weights, inference, evaluation and training only use these members. Code that needs the tokens of
+Serving, explanation, weights, inference, evaluation and training use only these members. Code that needs the tokens of
 a Vision Transformer calls `vit.require_vit`, which raises an error for other models.
 
-b: batch; c: channels; h, w: image height and width; d: width of the features.
+b: batch; c: channels; h, w: image height and width; d: feature dimension.
 """
 
 import copy
@@ -25,7 +25,7 @@ M = TypeVar("M", bound="Model")
 
 
 class UnsupportedModel(ValueError):
-    """Raised if a model lacks a part that an operation needs."""
+    """Raised if an operation needs a part that the model lacks."""
 
 
 class Model(nn.Module):
@@ -36,12 +36,12 @@ class Model(nn.Module):
 
     @property
     def backbone(self) -> "Model":
-        """The feature extractor: this model, or the encoder of a segmenter."""
+        """The feature extractor: the encoder of a segmenter, otherwise this model."""
         return self
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """Transformer blocks in order, used for layer-wise learning rates, Muon, recomputation and FSDP."""
+        """Transformer blocks, in order. Used for layer-wise learning rates, Muon, recomputation and FSDP."""
         return ()
 
     @property
@@ -51,7 +51,7 @@ class Model(nn.Module):
 
     @property
     def heads(self) -> list[nn.Module]:
-        """Modules that map features to scores: one, or two with a distillation token."""
+        """Modules that map features to scores: two if the model has a distillation token, otherwise one."""
         found = (getattr(self, name, None) for name in HEADS)
         return [head for head in found if head is not None]
 
@@ -60,18 +60,18 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-        """Return one vector per image, the input of the head."""
+        """Return one feature vector per image, which is the input of the head."""
         return self.features(images).patches.mean(dim=1)
 
     def logits_and_pooled(
         self, images: Float[Tensor, "b c h w"]
     ) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b d"]]:
-        """Return the outputs of `forward` and `pooled` in one pass."""
+        """Return the outputs of `forward` and `pooled` from a single forward pass."""
         pooled = self.pooled(images)
         return self.heads[0](pooled), pooled
 
     def stage_outputs(self, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and output of each stage, from the image to the scores, for comparing two models."""
+        """Yield the name and output of each stage, from the image to the scores. Used to compare two models."""
         if self.backbone is not self:
             yield from self.backbone.stage_outputs(images)
         else:
@@ -87,11 +87,11 @@ class Model(nn.Module):
         return model
 
     def new_head(self, num_classes: int) -> nn.Module:
-        """Build a randomly initialised head."""
+        """Build a randomly initialised head with `num_classes` outputs."""
         return build_head(LinearHead(), self.config.feature_width, num_classes)
 
     def replace_head(self, num_classes: int, labels: tuple[str, ...] = ()) -> None:
-        """Replace the head with one for new classes. Classes with the same label keep their weights."""
+        """Replace the head with one for new classes. Classes whose labels are in the old head keep their weights."""
         before, self.config = self.config.labels, self.config.with_classes(num_classes, labels)
         rows = {labels.index(label): row for row, label in enumerate(before) if label in labels}
         weight = next(self.parameters())

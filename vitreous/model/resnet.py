@@ -1,6 +1,6 @@
-"""ResNets with weight standardisation and GroupNorm: the stem of hybrids, and the paper's baseline (BiT).
+"""ResNets with weight standardisation and GroupNorm: the stem of hybrid models, and BiT, the ViT paper's baseline.
 
-Hybrids apply norm and ReLU after each convolution. BiT, a ResNet-v2, applies them before.
+Hybrids apply norm and ReLU after each convolution. BiT, a ResNet-v2, applies them before each convolution.
 
 b: batch; c: channels; h, w: height and width.
 """
@@ -21,7 +21,7 @@ from vitreous.model.tokens import Features, from_feature_map
 
 
 def same_padding(x: Float[Tensor, "b c h w"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c y x"]:
-    """Apply TensorFlow's SAME padding: ceil(size / stride) outputs; an odd pixel is added at the right or bottom."""
+    """Apply TensorFlow's SAME padding, for ceil(size / stride) outputs. An odd pixel is added right or below."""
     amounts = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in (x.shape[3], x.shape[2])]
     return F.pad(x, [half for amount in amounts for half in (amount // 2, amount - amount // 2)], value=value)
 

@@ -53,7 +53,7 @@ class Segmenter(Model):
         return self.encoder.pooled(images)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k h w"]:
-        """Return scores per pixel. Images are zero-padded, right and bottom, to a multiple of the patch stride."""
+        """Return scores per pixel. Images are zero-padded at the right and bottom to a multiple of the patch stride."""
         check_images(images, self.config.channels)
         h, w = images.shape[2:]
         bottom, right = (-side % step for side, step in zip((h, w), self.config.patch_stride, strict=True))
@@ -62,7 +62,7 @@ class Segmenter(Model):
         return F.interpolate(scores, padded.shape[2:], mode="bilinear", align_corners=False)[:, :, :h, :w]
 
     def scores(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
-        """Return scores at the decoder's resolution, one per patch or cell."""
+        """Return class scores at the decoder's resolution: per cell for a linear decoder, otherwise per patch."""
         features = self.encoder.features(images)
         scores = self.decoder(features.patches).transpose(1, 2).unflatten(2, features.grid)
         cells = self.config.decoder.cells if isinstance(self.config.decoder, LinearDecoder) else 1
@@ -75,7 +75,7 @@ class Segmenter(Model):
 
 
 class MaskTransformer(nn.Module):
-    """Blocks over patch and class tokens. Scores are normalised cosine similarities of patches and class tokens."""
+    """Transformer blocks over patch and class tokens. Scores are normalised cosine similarities between the two."""
 
     def __init__(self, config: ViTConfig, num_classes: int, depth: int):
         super().__init__()
@@ -112,7 +112,7 @@ WINDOWS = 16  # per batch
 
 @torch.no_grad()
 def slide(model: Segmenter, images: Float[Tensor, "b c h w"], overlap: float = 0.5) -> Float[Tensor, "b k h w"]:
-    """Score images of any size in overlapping windows and average the scores where they overlap."""
+    """Score overlapping windows of images of any size. Average the scores where windows overlap."""
     check_images(images, model.config.channels)
     size = model.config.image_size
     b, _, h, w = images.shape
@@ -130,7 +130,7 @@ def slide(model: Segmenter, images: Float[Tensor, "b c h w"], overlap: float = 0
 
 
 def _starts(side: int, window: int, overlap: float) -> list[int]:
-    """Return the window starts along one side. The last window ends at the edge."""
+    """Return the start of each window along one image side. The last window ends at the image edge."""
     if side <= window:
         return [0]
     step = max(round(window * (1 - overlap)), 1)

@@ -38,7 +38,7 @@ def from_feature_map(feature_map: Float[Tensor, "b d gh gw"]) -> Features:
 
 
 def check_count(patches: int, layout: Layout) -> None:
-    """Check the number of patches against the grid or `keep_indices`."""
+    """Raise ValueError if the number of patches does not match `keep_indices` or, if None, the grid."""
     (gh, gw), keep_indices = layout.grid, layout.keep_indices
     count = gh * gw if keep_indices is None else keep_indices.shape[1]
     if patches != count:
@@ -75,7 +75,7 @@ class PrefixTokens(nn.Module):
 def keep_patches(
     tokens: Float[Tensor, "b t d"], layout: Layout, keep_indices: Int[Tensor, "b k"]
 ) -> tuple[Float[Tensor, "b s d"], Layout]:
-    """Keep a subset of the patches, with their positions.
+    """Keep the prefix tokens and a subset of the patches. The returned layout records the grid positions.
 
     >>> tokens, layout = torch.zeros(1, 1 + 4, 8), Layout(1, (2, 2))
     >>> tokens, layout = keep_patches(tokens, layout, torch.tensor([[0, 3]]))

@@ -47,7 +47,7 @@ class ViT(Model):
         return self.classify(self.features(images))
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
-        """Return the tokens after the final norm, or before it with `GlobalAverage(norm="after")`."""
+        """Return the tokens of the last layer after the final norm, which `GlobalAverage(norm="after")` skips here."""
         return self.encode(*self.embed(*self.patchify(images)))
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
@@ -62,7 +62,7 @@ class ViT(Model):
     def patchify(
         self, images: Float[Tensor, "b c h w"], keep_indices: Int[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b n d"], Size]:
-        """x_p^1 E ... x_p^N E: cut the image, or the feature map of a hybrid, into patches and project them.
+        """Cut the image (in a hybrid: the feature map) into patches and project them to x_p^1 E ... x_p^N E.
 
         `keep_indices` selects the patches to project; pass the same indices to `embed`.
         """
@@ -77,7 +77,7 @@ class ViT(Model):
     def embed(
         self, patches: Float[Tensor, "b n d"], grid: Size, keep_indices: Int[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b t d"], Layout]:
-        """Equation 1: z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos.
+        """Compute z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos (equation 1).
 
         `keep_indices` are the grid indices of a subset of patches.
         """
@@ -89,11 +89,11 @@ class ViT(Model):
         return tokens, layout
 
     def encode(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
-        """Equations 2 and 3, L times, then the norm of equation 4."""
+        """Apply the encoder (equations 2 and 3, L times) and the final norm (equation 4)."""
         return self._features(self.norm(self.encoder(tokens, layout, self.position)), layout)
 
     def classify(self, features: Features) -> Float[Tensor, "b classes"]:
-        """Equation 4: pool the features into y, and score each class."""
+        """Pool the features into y (equation 4), and score each class."""
         if self.distillation_head is None:
             return self.head(self.pool(features))
         by_label, by_teacher = self.classify_distilled(features)
@@ -126,7 +126,7 @@ class ViT(Model):
     def attention(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None
     ) -> list[Float[Tensor, "b heads t t"]]:
-        """Return the attention weights of all layers, or of `layers`. Rows are queries and sum to 1."""
+        """Return the attention weights of `layers` (default: all layers). Rows are queries and sum to 1."""
         tokens, layout = self.embed(*self.patchify(images))
         wanted = self._layers(layers)
         maps: dict[int, Tensor] = {}
@@ -138,7 +138,7 @@ class ViT(Model):
     def intermediate(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None, norm: bool = True
     ) -> list[Features]:
-        """Return the features after each layer, or each of `layers`, with the final norm unless `norm` is False."""
+        """Return the features after each of `layers` (default: all layers). If `norm`, apply the final norm."""
         tokens, layout = self.embed(*self.patchify(images))
         wanted = self._layers(layers)
         found: dict[int, Features] = {}
@@ -189,7 +189,7 @@ class ViT(Model):
 
 
 def require_vit(model: Model, purpose: str) -> ViT:
-    """Return the model's Vision Transformer, or raise an error that names `purpose` and the model."""
+    """Return the Vision Transformer of a model. If there is none, the error names `purpose` and the model."""
     if not isinstance(model.backbone, ViT):
         raise UnsupportedModel(f"{purpose} needs a Vision Transformer, but the model is a {model.config.summary}")
     return model.backbone

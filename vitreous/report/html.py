@@ -21,9 +21,11 @@ from vitreous.report.plots import as_array, can_draw, readable
 
 # ---- Metric formatting -----------------------------------------------------------------------------------------------
 
-# Key in metrics.json and metrics.jsonl -> display name; True for fractions, which are shown as percentages.
+# Keys in metrics.json and metrics.jsonl, with the display name, and True for fractions (shown as percentages).
 NAMES = {
     "top1": ("top-1", True), "top5": ("top-5", True), "miou": ("mean IoU", True),
+    "map": ("mAP", True), "f1": ("F1", True), "f1_micro": ("F1 (all labels)", True),
+    "mae": ("mean absolute error", False), "rmse": ("RMSE", False), "r2": ("R²", False),
     "pixel_accuracy": ("pixel accuracy", True), "boundary_f": ("boundary F", True), "knn": ("k-NN", True),
     "linear": ("linear probe", True), "fewshot": ("few-shot", True), "ece": ("calibration error", True),
     "balanced_accuracy": ("balanced accuracy", True),
@@ -35,13 +37,13 @@ SPLITS = {"train_": "training ", "val_": "validation ", "test_": "test "}
 
 
 def label(key: str) -> str:
-    """Return the display name of a metric."""
+    """Return the display name of the metric `key`, including its split."""
     split, base = _split(key)
     return split + NAMES.get(base, (base.replace("_", " "), False))[0]
 
 
 def value(key: str, number: float | str) -> str:
-    """Format the value of a metric."""
+    """Format a value of the metric `key`, e.g. as a percentage, a duration or a rounded number."""
     if isinstance(number, str):
         return number
     base = _split(key)[1]
@@ -59,12 +61,12 @@ def value(key: str, number: float | str) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """Format a fraction as a percentage; None becomes a dash."""
+    """Format a fraction as a percentage. None becomes a dash."""
     return "-" if fraction is None else f"{fraction:.1%}"
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a key into split name and metric, e.g. ("validation ", "top1") for "val_top1"."""
+    """Separate the split name from the metric, e.g. ("validation ", "top1") for "val_top1"."""
     for prefix, split in SPLITS.items():
         if key.startswith(prefix):
             return split, key.removeprefix(prefix)
@@ -75,12 +77,12 @@ def _split(key: str) -> tuple[str, str]:
 
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 VOID = frozenset({"img", "meta", "br"})
-TYPES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp", "svg": "svg+xml"}  # by file suffix
+TYPES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp", "svg": "svg+xml"}  # keys: file suffixes
 THUMBNAIL, TINY = 224, 64  # pixels; larger images are shrunk to THUMBNAIL, and images below TINY are enlarged
 
 
 class Html(str):
-    """HTML markup, which is not escaped again."""
+    """HTML markup. Unlike plain strings, it is not escaped."""
 
 
 def inner(*children: str) -> Html:
@@ -99,7 +101,7 @@ def tag(name: str, /, *children: str, **attributes: str) -> Html:
 
 
 def document(title: str, *body: str) -> str:
-    """Return a complete HTML page."""
+    """Return a complete HTML page that loads no external resources."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = tag(
         "head",
@@ -113,7 +115,7 @@ def document(title: str, *body: str) -> str:
 
 
 def sections_page(title: str, sections: Iterable[tuple[str, Sequence[Html]]], *header: Html) -> str:
-    """Return a page with a header, section links and the sections that are not empty."""
+    """Return a page with a header, links to the sections, and the sections. Empty sections are omitted."""
     filled = [
         (heading, parts, re.sub(r"[\W_]", "-", heading.lower()).strip("-")) for heading, parts in sections if parts
     ]
@@ -173,7 +175,7 @@ def swatch(colour: str) -> Html:
 
 
 def legend(colours: Mapping[str, str]) -> Html:
-    """List names with their colours."""
+    """Create a list of names, each with its colour."""
     return tag("ul", *(tag("li", swatch(colour), name(text)) for text, colour in colours.items()), class_="legend")
 
 
@@ -205,7 +207,7 @@ def plot(
 
 
 def photos(images: Sequence[UInt8[Tensor, "_ _ _"]], alts: Sequence[str], captions: Sequence[str]) -> Html:
-    """Create an image grid: lossless PNGs for small images, JPEG thumbnails for large ones."""
+    """Create a grid of thumbnails. They are lossless PNGs if all images are small, otherwise JPEGs."""
     tiny = all(max(image.shape[1:]) < TINY for image in images)
     shown = []
     for pixels, alt, caption in zip(images, alts, captions, strict=True):
@@ -224,7 +226,7 @@ MOST_UNREADABLE = 200
 
 
 class Section(NamedTuple):
-    """A heading and its content; empty sections are not shown."""
+    """A heading and its content. Empty sections are not shown."""
 
     title: str
     content: Sequence[Html]
@@ -256,7 +258,7 @@ class RunReport:
 
 
 def write_report(folder: Path, report: RunReport) -> Path:
-    """Plot the curves, write report.html and return its path. Plots are omitted if matplotlib is not installed."""
+    """Plot the training curves, write report.html and return its path. Without matplotlib, plots are omitted."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = json.dumps(report.config, indent=2, default=str, ensure_ascii=False)
     automatic = [tag("p", "Settings that were chosen automatically for this data:"), items(report.automatic)]
@@ -284,7 +286,7 @@ def samples_section(
     classes: Sequence[str] = (),
     draw: bool = True,
 ) -> Section:
-    """Return a section with training images as the model sees them; with `draw`, also write samples.png."""
+    """Return a section with augmented training images. With `draw`, also write samples.png."""
     labels = labels or [""] * len(images)
     if draw:
         plots.grid(folder / "samples.png", list(images), [class_caption(text, classes) for text in labels])
@@ -294,12 +296,12 @@ def samples_section(
 
 
 def figures_section(figures: Sequence[tuple[str, Path]]) -> Section:
-    """Return a section with captioned sheets of images."""
+    """Return a section that shows image files, given as (caption, path) pairs."""
     return Section("More figures", [plot(path, caption, caption, kind="sheet") for caption, path in figures])
 
 
 def class_caption(text: str, classes: Sequence[str]) -> str:
-    """Return a class name for a plot, or `class N` if the fonts cannot draw it."""
+    """Return a class name for a plot caption, or `class N` if the fonts cannot draw the name."""
     return readable(text, f"class {classes.index(text)}" if text in classes else "", 18)
 
 
@@ -321,14 +323,14 @@ def _curves(folder: Path, history: Sequence[Mapping[str, Any]]) -> list[Html]:
     best = plots.best_row(history)
     text = "Training metrics only; this run had no validation set."
     if best is not None:
-        keys = [key for key in ("val_top1", "val_miou", "val_loss") if plots.is_number(best.get(key))]
+        keys = [key for key in (*(f"val_{key}" for key in plots.BEST), "val_loss") if plots.is_number(best.get(key))]
         metrics = ", ".join(f"{label(key)} {value(key, best[key])}" for key in keys)
         axes = (f"{key} {best[key]:,.4g}" for key in ("epoch", "step") if plots.is_number(best.get(key)))
         text = (
             "Grey: training set. Blue: validation set. The dot marks the best evaluation, at "
             f"{next(axes, 'the marked point')}: {metrics}."
         )
-    return [plot(folder / "curves.png", "Loss, accuracy and learning rate during training", text)]
+    return [plot(folder / "curves.png", "Loss, metrics and learning rate during training", text)]
 
 
 def _unreadable(names: Sequence[str]) -> list[Html]:

@@ -30,7 +30,7 @@ HEAT = ((285, 0.06), (300, 0.15), (355, 0.19), (30, 0.20), (70, 0.16), (105, 0.1
 
 @cache
 def heat() -> Float[np.ndarray, "256 3"]:
-    """Colour map from near black to light yellow, for non-negative values."""
+    """Return a colour map from near black to light yellow, for non-negative values."""
     hue, chroma = np.array(HEAT).T
     ends = chroma[:, None] * np.stack([np.cos(np.radians(hue)), np.sin(np.radians(hue))], axis=-1)
     at, steps = np.linspace(0, 1, len(HEAT)), np.linspace(0, 1, 256)
@@ -40,7 +40,7 @@ def heat() -> Float[np.ndarray, "256 3"]:
 
 @cache
 def signed() -> Float[np.ndarray, "256 3"]:
-    """Colour map from blue (negative) through white to red (positive)."""
+    """Return a colour map from blue (negative) through white to red (positive)."""
     steps = np.linspace(-1, 1, 256)
     towards = np.where(steps[:, None] < 0, np.array([-0.04, -0.15]), np.array([0.17, 0.09]))
     return from_oklab(np.concatenate([0.97 - 0.45 * np.abs(steps)[:, None], np.abs(steps)[:, None] * towards], axis=1))
@@ -48,7 +48,7 @@ def signed() -> Float[np.ndarray, "256 3"]:
 
 @cache
 def shades() -> "Colormap":
-    """Matplotlib colour map from near white to a dark accent colour."""
+    """Return a Matplotlib colour map from near white to a dark accent colour."""
     from matplotlib.colors import ListedColormap
 
     ends = np.array([[0.97, 0.0, -0.003], [0.36, -0.035, -0.105]])
@@ -57,7 +57,7 @@ def shades() -> "Colormap":
 
 
 def from_oklab(lab: np.ndarray) -> np.ndarray:
-    """Convert Oklab (L, a, b) to sRGB from 0 to 1, clipped to the gamut."""
+    """Convert Oklab (L, a, b) to sRGB values in [0, 1], clipped to the gamut."""
     to_lms = np.array(
         [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.291485548]]
     )
@@ -73,7 +73,7 @@ def from_oklab(lab: np.ndarray) -> np.ndarray:
 
 
 def to_oklab(rgb: np.ndarray) -> np.ndarray:
-    """Convert sRGB from 0 to 1 to Oklab (L, a, b), in which distances are close to perceived differences."""
+    """Convert sRGB values in [0, 1] to Oklab (L, a, b), where distances approximate perceived differences."""
     to_lms = np.array(
         [
             [0.4122214708, 0.5363325363, 0.0514459929],
@@ -94,11 +94,11 @@ def to_oklab(rgb: np.ndarray) -> np.ndarray:
 
 @cache
 def distinct() -> UInt8[np.ndarray, "256 3"]:
-    """Colours for classes: each is as different as possible from those before it, and from black, white and grey."""
+    """Return class colours. Each differs as much as possible from black, white, grey and all previous colours."""
     levels = np.linspace(0, 255, 9).round()
     candidates = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
     lab = to_oklab(candidates / 255)
-    bright = (lab[:, 0] > 0.42) & (lab[:, 0] < 0.95)  # neither dark nor pale, to be visible on any image
+    bright = (lab[:, 0] > 0.42) & (lab[:, 0] < 0.95)  # neither dark nor pale, so that colours are visible on any image
     candidates, lab = candidates[bright], lab[bright]
     used = to_oklab(np.array([[0.0] * 3, [0.5] * 3, [1.0] * 3]))
     distance = np.linalg.norm(lab[:, None] - used, axis=-1).min(axis=1)
@@ -110,7 +110,7 @@ def distinct() -> UInt8[np.ndarray, "256 3"]:
 
 
 def paint(values: np.ndarray, table: np.ndarray) -> UInt8[np.ndarray, "*shape 3"]:
-    """Map numbers from 0 to 1 to colours."""
+    """Map numbers in [0, 1] to the colours in `table`."""
     index = np.nan_to_num(np.clip(values, 0, 1) * 255).round().astype(int)
     return (table[index] * 255).round().astype(np.uint8)
 
@@ -127,7 +127,7 @@ SOFTWARE = "vitreous"
 
 
 def write_png(image: Image.Image, path: Path, optimize: bool = False) -> None:
-    """Write a PNG atomically."""
+    """Write a PNG atomically, and mark it as written by Vitreous."""
     about = PngInfo()
     about.add_text("Software", SOFTWARE)
     with atomic_file(path) as temporary:
@@ -162,7 +162,7 @@ def can_draw() -> bool:
 def drawing(
     path: Path, width: float, height: float, layout: Literal["constrained"] | None = "constrained"
 ) -> Iterator["Figure"]:
-    """Yield an empty figure of `width` x `height` inches; save it when the block ends."""
+    """Yield an empty figure of `width` x `height` inches. Save the figure when the block ends."""
     if not can_draw():
         raise ValueError('plots need matplotlib: pip install "vitreous[plot]"')
     import matplotlib as mpl
@@ -190,7 +190,7 @@ def drawing(
 
 
 def plain(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
-    """Set title and axis labels, and hide the top and right spines."""
+    """Set the title and the axis labels, and hide the top and right spines."""
     if title:
         axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=9)
     axes.set(xlabel=x, ylabel=y)
@@ -207,7 +207,7 @@ def percent(axes: "Axes", side: str) -> None:
 
 @cache
 def _families() -> tuple[str, ...]:
-    """Return font families. The first ships with matplotlib, so layouts are the same on every machine."""
+    """Return the font families for plots. The first ships with matplotlib, so layouts are the same on every machine."""
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
@@ -216,7 +216,7 @@ def _families() -> tuple[str, ...]:
 
 @cache
 def _glyphs() -> frozenset[int]:
-    """Return the code points that the fonts can draw."""
+    """Return the code points that the plot fonts can draw."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
     fonts = (get_font(fontManager.findfont(FontProperties(family=[name]))) for name in _families())
@@ -224,7 +224,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def readable(text: str, instead: str = "", longest: int = 22) -> str:
-    """Format a name as one line of limited length; use `instead` if the fonts cannot draw it."""
+    """Format a name as one line of limited length. Return `instead` if the fonts cannot draw the name."""
     text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     if not text or not set(map(ord, text)) <= _glyphs():
         text = instead or "".join(char if ord(char) in _glyphs() else "·" for char in text)
@@ -234,8 +234,13 @@ def readable(text: str, instead: str = "", longest: int = 22) -> str:
     return text[: longest - 1 - end] + "…" + text[-end:]
 
 
-MOST_NUMBERS, MOST_NAMES, MOST_CLASSES = 30, 60, 2000  # maximum number of classes for counts, for names, and for a plot
-TITLES = {"loss": "loss", "top1": "top-1", "miou": "mean IoU", "lr": "learning rate"}  # curve titles
+MOST_NUMBERS, MOST_NAMES, MOST_CLASSES = 30, 60, 2000  # maximum number of classes to show counts, names, the plot
+# Curve titles, and the metrics among them that select the best evaluation; all but R² are shown as percentages.
+TITLES = {
+    "loss": "loss", "top1": "top-1", "miou": "mean IoU", "map": "mAP", "mae": "mean absolute error",
+    "r2": "R²", "lr": "learning rate",
+}  # fmt: skip
+BEST = ("top1", "miou", "map", "r2")
 FEW = 10  # calibration bins with fewer images are drawn hollow
 
 # ---- Curves ----------------------------------------------------------------------------------------------------------
@@ -267,8 +272,10 @@ def _panel(
     _line(axes, training, GREY if key != "lr" else INK, "training")
     _line(axes, validation, ACCENT, "validation")
     places, values = [*training, *validation], [*training.values(), *validation.values()]
-    if key in ("top1", "miou"):
+    if key in BEST and key != "r2":
         percent(axes, "y")
+    elif key == "r2":
+        axes.set_ylim(max(min(values), -1.0) - 0.05, 1.02)  # an untrained model can be arbitrarily bad
     else:
         axes.set_ylim(min(0.0, *values), 1.05 * max(values) or 1.0)
     if key == "lr":
@@ -280,12 +287,16 @@ def _panel(
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the evaluation with the best accuracy or mIoU (ties: lowest loss, then latest), or the lowest loss."""
+    """Return the row with the highest value of the first metric of BEST that occurs.
+
+    Ties are broken in favour of the lower loss, then of the later row. If no row has such a metric, return the
+    row with the lowest loss, or None if no row has a loss.
+    """
 
     def loss(row: Mapping[str, Any]) -> float:
         return row["val_loss"] if is_number(row.get("val_loss")) else math.inf
 
-    for key in ("val_top1", "val_miou"):
+    for key in (f"val_{metric}" for metric in BEST):
         if rows := [row for row in history if is_number(row.get(key))]:
             return max(reversed(rows), key=lambda row: (row[key], -loss(row)))
     return min((row for row in reversed(history) if is_number(row.get("val_loss"))), key=loss, default=None)
@@ -301,7 +312,7 @@ def _axis(history: Sequence[Mapping[str, Any]]) -> str:
 def _series(
     history: Sequence[Mapping[str, Any]], where: str, key: str
 ) -> tuple[dict[float, float], dict[float, float]]:
-    """Return training and validation values by epoch or step; later rows replace earlier ones."""
+    """Return the training and validation values of the metric `key` by epoch or step. Later rows take precedence."""
     found: tuple[dict[float, float], dict[float, float]] = ({}, {})
     for row in history:
         for series, name in ((0, key), (0, f"train_{key}"), (1, f"val_{key}")):
@@ -318,7 +329,7 @@ def _line(axes: "Axes", points: Mapping[float, float], color: str, name: str) ->
     x = sorted(points)
     y = np.array([points[place] for place in x])
     many = len(x) > 300
-    if many:  # draw noisy single steps in a pale colour, and a running average on top
+    if many:  # draw noisy steps in a pale colour, with a moving average on top
         axes.plot(x, y, color=PALE, linewidth=0.8)
         width = len(x) // 50
         y = np.convolve(np.pad(y, (width // 2, width - 1 - width // 2), mode="edge"), np.ones(width) / width, "valid")
@@ -328,8 +339,48 @@ def _line(axes: "Axes", points: Mapping[float, float], color: str, name: str) ->
 # ---- Evaluation ------------------------------------------------------------------------------------------------------
 
 
+def precision_recall(path: Path, recall: Float[np.ndarray, "n"], precision: Float[np.ndarray, "n"]) -> None:
+    """Plot precision against recall."""
+    with drawing(path, 4.2, 3.4) as figure:
+        axes = figure.add_subplot()
+        plain(axes, x="recall", y="precision")
+        axes.step([0, *recall], [precision[0], *precision], color=ACCENT, where="pre")
+        axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
+        percent(axes, "x")
+        percent(axes, "y")
+
+
+Values = Mapping[str, Float[np.ndarray, "n"]]  # by target
+
+
+def predictions(path: Path, truth: Values, predicted: Values) -> None:
+    """Plot predicted against true values, one panel per target."""
+    with drawing(path, 3.7 * len(truth), 3.6) as figure:
+        for index, name in enumerate(truth):
+            axes = figure.add_subplot(1, len(truth), index + 1)
+            plain(axes, title=readable(name, f"target {index}"), x="true", y="predicted")
+            ends = [min(truth[name].min(), predicted[name].min()), max(truth[name].max(), predicted[name].max())]
+            axes.plot(ends, ends, color=PALE, zorder=0)
+            _dots(axes, truth[name], predicted[name])
+
+
+def residuals(path: Path, truth: Values, predicted: Values) -> None:
+    """Plot predicted minus true values against true values, one panel per target."""
+    with drawing(path, 3.7 * len(truth), 3.0) as figure:
+        for index, name in enumerate(truth):
+            axes = figure.add_subplot(1, len(truth), index + 1)
+            plain(axes, title=readable(name, f"target {index}"), x="true", y="predicted - true")
+            axes.axhline(0, color=PALE, zorder=0)
+            _dots(axes, truth[name], predicted[name] - truth[name])
+
+
+def _dots(axes: "Axes", x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> None:
+    few = len(x) <= 1000
+    axes.plot(x, y, "o", color=ACCENT, alpha=0.5 if few else 0.2, markersize=4 if few else 2, markeredgewidth=0)
+
+
 def confusion(path: Path, counts: Int[np.ndarray, "n n"], names: Sequence[str]) -> None:
-    """Plot a confusion matrix. Rows are true classes; colour shows the fraction of each row."""
+    """Plot a confusion matrix. Rows are true classes; colours show fractions of the true class."""
     n = len(counts)
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     numbers, named = n <= MOST_NUMBERS, n <= MOST_NAMES
@@ -399,7 +450,7 @@ def calibration(
 def grid(
     path: Path, images: Sequence[UInt8[Tensor, "_ _ _"]], captions: Sequence[str], columns: int = 8, width: float = 1.3
 ) -> None:
-    """Draw an image grid with captions; each column is `width` inches wide."""
+    """Draw an image grid with captions. Each column is `width` inches wide."""
     columns = min(columns, max(len(images), 1))
     rows = max(-(-len(images) // columns), 1)
     lines = max((caption.count("\n") + 1 for caption in captions), default=1)
@@ -421,7 +472,7 @@ def grid(
 
 
 def as_array(image: UInt8[Tensor, "c h w"]) -> np.ndarray:
-    """Return pixels as [h, w] (first channel) or [h, w, 3] (first three channels)."""
+    """Return the first three channels as [h, w, 3] or, if there are fewer, the first channel as [h, w]."""
     channels = 3 if image.shape[0] >= 3 else 1
     array: np.ndarray = image[:channels].permute(1, 2, 0).contiguous().cpu().numpy()
     return array if channels == 3 else array[:, :, 0]

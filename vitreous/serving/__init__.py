@@ -32,10 +32,10 @@ def serve(
 ) -> None:
     """Serve models over HTTP until SIGINT or SIGTERM, then finish the requests in progress.
 
-    checkpoints: one or more checkpoint folders, other libraries' weight files, catalog names, or hf-hub:owner/name.
+    checkpoints: one or more checkpoint folders, weight files from other libraries, catalog names, or hf-hub:owner/name.
     host: address to listen on.
-    port: port to listen on; 0 picks a free one.
-    image_size: input size if different from the checkpoint's, as (side,) or (height, width).
+    port: port to listen on; 0 picks a free port.
+    image_size: input size as (side,) or (height, width); defaults to the image size of the checkpoint.
     device: auto, cpu, cuda or mps.
     precision: compute precision.
     max_batch: maximum number of images per batch.
@@ -43,11 +43,11 @@ def serve(
     queue: maximum number of waiting requests; further requests get status 429.
     max_body_mb: maximum request size in megabytes.
     max_pixels: maximum number of pixels per image, checked before decoding.
-    timeout: time limit per request in seconds; ten times as long for explanations.
+    timeout: time limit per request in seconds; explanations may take ten times as long.
     api_key: key that requests must send; None allows all requests.
     open: open the page in a web browser.
 
-    Raises OSError if the port is in use, or ValueError if a checkpoint is invalid or too large for this machine.
+    Raise OSError if the port is in use, and ValueError if a checkpoint is invalid or too large for this machine.
     """
     settings = Settings(host, port, max_batch, max_wait_ms, queue, max_body_mb, max_pixels, timeout, api_key)
     try:

@@ -1,6 +1,6 @@
-"""The server: an ASGI app with all routes, the page and the middleware, and the uvicorn process that runs it.
+"""The server: an ASGI app with all routes, the page and the middleware, and the uvicorn process that runs the app.
 
-On shutdown, accepted requests are completed.
+On shutdown, the server first completes all requests that it has accepted.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ from vitreous.serving.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
 KEEP_ALIVE = 60  # seconds before an idle connection is closed
-EXPLAIN_FACTOR = 10  # timeout of explanations relative to other requests
+EXPLAIN_FACTOR = 10  # timeout of explanations, as a multiple of the timeout of other requests
 
 
 class App(FastAPI):
-    """FastAPI app wrapped in the middleware, which also applies to the framework's error responses."""
+    """FastAPI app wrapped in the middleware, so that the middleware also applies to FastAPI's error responses."""
 
     def build_middleware_stack(self) -> Any:
         state = self.state
@@ -50,7 +50,7 @@ class App(FastAPI):
 
 
 def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
-    """Create the app for loaded models. It is ready after each model has processed one image."""
+    """Create the app for loaded models. The app is ready once each model has processed one image."""
     metrics = Metrics()
     torch_threads = max(cores() // BATCH_WORKERS, 1)
     scheduler = Scheduler(settings.max_batch, settings.max_wait_ms / 1e3, settings.queue, metrics, torch_threads)
@@ -83,7 +83,7 @@ def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
         version=vitreous.__version__,
         docs_url=None,  # Swagger UI would be loaded from another host
         redoc_url=None,
-        redirect_slashes=False,  # redirects would go to any host named in the request
+        redirect_slashes=False,  # a redirect would go to whatever host the request names
         lifespan=lifespan,
     )
     app.state.ready, app.state.settings, app.state.metrics, app.state.scheduler = False, settings, metrics, scheduler
@@ -122,7 +122,7 @@ def add_health(app: FastAPI, metrics: Metrics) -> None:
         return PlainTextResponse(prometheus_text(metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-# ---- Running it ------------------------------------------------------------------------------------------------------
+# ---- Running the server ----------------------------------------------------------------------------------------------
 
 
 class Server(uvicorn.Server):
@@ -146,7 +146,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         with super().capture_signals():
             yield
-            self._captured_signals.clear()  # uvicorn would raise them again
+            self._captured_signals.clear()  # otherwise uvicorn would raise the signals again
 
 
 def run_server(
@@ -158,7 +158,7 @@ def run_server(
     open_page: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM. See `vitreous.serve`."""
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for every invalid form
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # would warn about every invalid form
     with bind(settings.host, settings.port) as listener:
         served = load_models(checkpoints, image_size, device, precision, settings.max_batch)
         for model in served:
@@ -175,7 +175,7 @@ def run_server(
         server.run(sockets=[listener])
     if any(thread.daemon and thread.name.startswith("vitreous") for thread in threading.enumerate()):
         # A thread is still computing a cancelled result. torch cannot be interrupted, and a normal exit would destroy
-        # torch's state while it runs.
+        # the state of torch while the thread runs.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

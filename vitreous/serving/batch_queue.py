@@ -1,12 +1,13 @@
 """The server's scheduler: bounded queues, batches, priorities and worker threads.
 
-Images to classify, embed or segment share one queue with two threads: one decodes a batch while the other runs the
-model. A batch contains images of one group. It is closed when it is full or its first image has waited long enough.
-Large images take seconds and a lot of memory to decode. They are processed one at a time and may fill only part of the
-queue, so one thread is always available for small images.
+Images to classify, embed or segment share a queue with two threads: one thread decodes a batch while the other runs
+the model. All images of a batch belong to the same group. A batch is closed when it is full, or when its first image
+has waited long enough. Large images take seconds and a lot of memory to decode. They are processed one at a time and
+may fill only part of the queue, so that one thread is always available for small images.
 
-Explanations and computations for the page use a second queue with one thread, shortest first. Shorter computations
-run between the steps of a longer one. Requests for the same result share one computation.
+Explanations and computations for the page use a second queue with one thread, and the shortest computation runs first.
+Shorter computations also run between the steps of longer computations. Requests for the same result share one
+computation.
 
 Requests get status 429 if the queue is full and 503 if the result takes too long. A job whose requests were all
 cancelled is removed from its queue or stopped at its next step.
@@ -29,12 +30,12 @@ from typing import Any
 import torch
 from fastapi import Request
 
-from vitreous.serving.errors import CLIENT_LEFT, ApiError, logger, too_many_requests
+from vitreous.serving.errors import CLIENT_DISCONNECTED, ApiError, logger, too_many_requests
 from vitreous.serving.metrics import Metrics
 
 BATCH_WORKERS = 2
 LARGE_FRACTION = 4  # large images may fill a quarter of the queue
-JOIN_SECONDS = 2.0  # stop() waits this long for each thread
+JOIN_SECONDS = 2.0  # how long stop() waits for each thread
 TRIM_SECONDS = 10.0
 
 Step = Callable[[], None]  # called between the steps of a long computation; may raise Cancelled
@@ -46,7 +47,7 @@ Compute = Callable[[Sequence[bytes]], Sequence[Any]]  # one result or exception 
 
 
 class Priority(IntEnum):
-    """Rough duration of a computation; shorter ones run first."""
+    """Rough duration of a computation. Shorter computations run first."""
 
     QUICK = 0  # a forward pass or less
     MEDIUM = 1  # a few forward passes
@@ -63,7 +64,7 @@ class _Job:
     number: int  # sequence number: first come, first served
     work: Callable[[Sequence["_Job"], Step], Sequence[Any]] = field(compare=False)
     key: Hashable = field(compare=False, default=None)  # requests with the same key share the job
-    group: Hashable = field(compare=False, default=None)  # jobs of a group may share a batch; None is never batched
+    group: Hashable = field(compare=False, default=None)  # jobs of one group may share a batch; None is never batched
     image: bytes = field(compare=False, default=b"")
     large: bool = field(compare=False, default=False)
     since: float = field(compare=False, default_factory=time.monotonic)
@@ -83,12 +84,12 @@ class _Lane:
         self.closed = False
 
     def next(self) -> _Job | None:
-        """Return the first job that may run now, or None."""
+        """Return the first job that may run now, or None if there is no such job."""
         return next((job for job in self.queue if not (job.large and self.large_running)), None)
 
 
 class Scheduler:
-    """Runs batches and other computations in worker threads; at most `room` jobs wait in each lane."""
+    """Runs batches and other computations in worker threads. At most `room` jobs wait in each lane."""
 
     def __init__(self, max_batch: int, max_wait: float, room: int, metrics: Metrics, torch_threads: int = 1):
         self.max_batch, self.max_wait, self.room, self.metrics = max_batch, max_wait, room, metrics
@@ -112,7 +113,7 @@ class Scheduler:
     # ---- In the event loop ----
 
     async def batch(self, group: Hashable, image: bytes, compute: Compute, large: bool = False) -> Any:
-        """Return the result of `compute` for this image, batched with other images of its group."""
+        """Return the result of `compute` for this image, which is batched with other images of the same group."""
 
         def work(jobs: Sequence[_Job], step: Step) -> Sequence[Any]:
             began = time.monotonic()
@@ -134,7 +135,7 @@ class Scheduler:
             self._waiting_requests -= 1
 
     async def run(self, key: Hashable, work: Work, priority: Priority) -> Any:
-        """Return the result of `work`, computed once for all waiting requests with this key."""
+        """Return the result of `work`, which is computed only once for all waiting requests with the same key."""
         if (job := self._shared.get(key)) is not None:
             return await self._result(self._computations, job, new=False)
         job = _Job(priority, next(self._numbers), lambda jobs, step: [work(step)], key)
@@ -176,7 +177,7 @@ class Scheduler:
 
     async def _result(self, lane: _Lane, job: _Job, new: bool) -> Any:
         waiter = asyncio.get_running_loop().create_future()
-        job.waiters.append(waiter)  # before a thread can take the job, because jobs without waiters are cancelled
+        job.waiters.append(waiter)  # before a thread takes the job, because jobs without waiters are cancelled
         try:
             if new:
                 self._enqueue(lane, job)
@@ -190,7 +191,7 @@ class Scheduler:
                         lane.queue.remove(job)
 
     def _deliver(self, results: deque[tuple[_Job, Any]]) -> None:
-        """Deliver one result and schedule the next, so that the event loop can serve new requests in between."""
+        """Deliver one result and schedule the next delivery, so that the event loop can serve requests in between."""
         job, result = results.popleft()
         self._unshare(job)
         for waiter in job.waiters:
@@ -229,7 +230,7 @@ class Scheduler:
                     return jobs
 
     def _gather(self, lane: _Lane, first: _Job) -> list[_Job]:
-        """Remove a batch from the queue. Return an empty list if its requests were cancelled meanwhile."""
+        """Remove a batch from the queue. Return an empty list if its requests were cancelled in the meantime."""
 
         def batch() -> list[_Job]:
             if first.group is None:
@@ -273,7 +274,7 @@ class Scheduler:
 
 
 async def result_for(request: Request, result: Coroutine[Any, Any, Any], seconds: float, limit: float) -> Any:
-    """Await `result`. Cancel it if the client disconnects, or after `seconds` (status 503).
+    """Await `result`. Cancel the computation if the client disconnects, or after `seconds` (status 503).
 
     The request body must already have been read. `limit` is the timeout stated in the error message.
     """
@@ -288,7 +289,7 @@ async def result_for(request: Request, result: Coroutine[Any, Any, Any], seconds
         if tasks[0] in done:
             return tasks[0].result()
         if done:
-            raise ApiError(CLIENT_LEFT, "client_left", "the client disconnected")
+            raise ApiError(CLIENT_DISCONNECTED, "client_disconnected", "the client disconnected")
         raise ApiError(503, "timeout", f"no result after {limit:g} s")
     finally:
         for task in tasks:
@@ -302,8 +303,8 @@ def stopping() -> ApiError:
 class MemoryTrimmer:
     """Returns free memory to the operating system, at most once every `every` seconds.
 
-    Batches vary in size, and glibc keeps freed buffers of every size for each thread. malloc_trim releases them within
-    milliseconds. Other allocators release memory on their own.
+    Batches vary in size, and glibc keeps freed buffers of every size for each thread. malloc_trim releases the buffers
+    within milliseconds. Other allocators release memory automatically.
     """
 
     def __init__(self, every: float = TRIM_SECONDS):

@@ -1,8 +1,8 @@
 """HTTP connections: uvicorn's protocol with limits on header time, header size and open connections.
 
-Clients that send too many headers, or send them too slowly, are disconnected. Invalid HTTP gets an error response in
-the API's JSON format. On shutdown, requests that are still arriving are completed, and idle connections are closed
-after a short delay. Connections are closed in a way that lets the client read the last response.
+Clients that send too many headers, or send headers too slowly, are disconnected. Invalid HTTP gets an error response in
+the JSON format of the API. On shutdown, requests that are still arriving are completed, and idle connections are closed
+after a short delay. Before a connection is closed, the client can read the last response.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from vitreous.serving.errors import error_body
 
 HEADER_SECONDS = 10.0
-MAX_HEADER_BYTES = 2**16  # request line and headers, or trailers after a chunked body
+MAX_HEADER_BYTES = 2**16  # for the request line and headers, or for the trailers of a chunked body
 MAX_HEADERS = 256  # each header takes more memory than its length in bytes
 CHUNK = 2**14  # bytes passed to the parser at once; MAX_HEADER_BYTES may be exceeded by this much
 IDLE_SECONDS = 0.25  # delay before idle connections are closed on shutdown
 MAX_CONNECTIONS = 2048
-MAX_REFUSED = 256  # connections above the limit that stay open until the client has read the error
+MAX_REFUSED = 256  # number of connections above the limit that stay open until the client has read the error
 LINGER_SECONDS = 2.0
 LINGER_BYTES = 64 * 2**20
 
@@ -70,7 +70,7 @@ class LingeringTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """A client connection."""
+    """HTTP connection to a client, with limits on the headers and on the number of connections."""
 
     transport: Any
 
@@ -79,7 +79,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self._ignoring = False  # ignore further input and close after pending responses
-        self._in_body = False  # the headers are complete, the body is not
+        self._in_body = False  # the headers are complete, but the body is not
         self._header_bytes = 0  # bytes since the parser last completed headers or a body chunk
         self._headers_too_large = False
 
@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             self._headers_too_large = True
-            raise ValueError("too many headers")  # makes the parser call send_400_response
+            raise ValueError(f"more than {MAX_HEADERS} headers")  # makes the parser call send_400_response
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
@@ -133,7 +133,7 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0
         super().on_body(body)
         if self.cycle.response_complete and not self.transport.is_closing():
-            # The response was sent before the whole body arrived. Read the rest, but with a time limit.
+            # The response was sent before the whole body arrived. Read the rest of the body, but with a time limit.
             self._timer = self._timer or self.loop.call_later(HEADER_SECONDS, self.transport.close_now)
 
     def on_message_complete(self) -> None:
@@ -182,7 +182,7 @@ class Connection(HttpToolsProtocol):
         self._refuse("431 Request Header Fields Too Large", "headers_too_large", message)
 
     def _refuse(self, status: str, code: str, message: str, linger: bool = True) -> None:
-        """Send an error for an unreadable request and close the connection, unless another response is in progress."""
+        """Send an error for an invalid request and close the connection, unless another response is in progress."""
         self._stop_timer()
         self._ignoring = True
         if self.transport.is_closing():

@@ -1,4 +1,4 @@
-"""Error responses. All of them, including the framework's, have the form `{"error": {"code": ..., "message": ...}}`."""
+"""Error responses. All errors, also those of FastAPI, have the form `{"error": {"code": ..., "message": ...}}`."""
 
 import logging
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from vitreous.inference.engine import NOT_A_NUMBER as NOT_A_NUMBER
 
-CLIENT_LEFT = 499
+CLIENT_DISCONNECTED = 499
 logger = logging.getLogger("vitreous.serving")
 
 
@@ -29,7 +29,7 @@ def too_many_requests(message: str = "too many requests are waiting") -> ApiErro
 
 
 def unreadable(reason: str | None) -> ApiError:
-    """Return the error for an image without a result: 422, or 503 if the model output is not finite."""
+    """Return the error for an image without a result: status 422, or 503 if the model output is not finite."""
     if reason == NOT_A_NUMBER:
         return ApiError(503, "broken_model", NOT_A_NUMBER)
     return ApiError(422, "unreadable_image", reason or "the image cannot be decoded")
@@ -44,10 +44,10 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Install exception handlers that return every error in the format described above."""
+    """Install exception handlers that return every error in the format of this module."""
 
     async def disconnected(request: Request, error: Exception) -> JSONResponse:  # only counted in the metrics
-        return JSONResponse(error_body("client_left", "the client disconnected"), CLIENT_LEFT)
+        return JSONResponse(error_body("client_disconnected", "the client disconnected"), CLIENT_DISCONNECTED)
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:  # raised again and logged
         return JSONResponse(error_body("internal", "internal server error; see the server log"), 500)

@@ -1,4 +1,4 @@
-"""The server's metrics, and their Prometheus text format for /metrics. Middleware and scheduler count them."""
+"""Metrics of the server, in the Prometheus text format for /metrics. The middleware and the scheduler update them."""
 
 import threading
 from bisect import bisect_left
@@ -10,7 +10,7 @@ BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)  # histogram buckets
 
 
 class Histogram:
-    """Histogram of values by upper bound; the last bucket counts values above all bounds."""
+    """Histogram of values. Buckets are defined by upper bounds; the last bucket counts values above all bounds."""
 
     def __init__(self, bounds: Sequence[float]):
         self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0

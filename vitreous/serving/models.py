@@ -21,7 +21,7 @@ from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import is_hub, load
 from vitreous.weights.native import provenance_of
 
-# FLOP/s that no device reaches. A model that needs more within the timeout could never respond.
+# FLOP/s that no device reaches. A model that would need a faster device to meet the timeout is rejected.
 FASTEST = {"cpu": 10**13}
 FASTEST_ACCELERATOR = 10**16
 
@@ -54,6 +54,7 @@ class ServedModel:
             "id": self.id,
             "name": self.name,
             "task": model.config.task,
+            "classifies": model.config.backbone.output_kind.classes,
             "architecture": type(model).__name__,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "image_size": list(model.config.image_size),
@@ -72,7 +73,7 @@ def prefix_names(config: ViTConfig) -> list[str]:
 
 
 def _origin(record: dict[str, Any]) -> str | None:
-    """Return a short description of where the weights come from, or None if it is not recorded."""
+    """Return a short description of the origin of the weights, or None if the origin is not recorded."""
     if "repository" in record:
         origin = f"{HUB_PREFIX}{record['repository']}"
     elif "run" in record:
@@ -94,7 +95,7 @@ def load_models(
     precision: Precision = "fp32",
     max_batch: int = 16,
 ) -> list[ServedModel]:
-    """Load every checkpoint into memory; its file may then be changed or deleted."""
+    """Load all checkpoints into memory. Afterwards, the files may be changed or deleted."""
     names = [str(checkpoint) for checkpoint in checkpoints]
     served = []
     for id, name in zip(unique_ids(names), names, strict=True):
@@ -126,7 +127,7 @@ def unique_ids(names: Sequence[str]) -> list[str]:
     ids: list[str] = []
     for name in names:
         parts = [part for part in re.split(r"[/\\:]", os.path.normpath(name)) if part not in ("", ".", "..")]
-        if len(parts) > 1 and parts[-1] in ("best", "last"):  # use the run's name instead
+        if len(parts) > 1 and parts[-1] in ("best", "last"):  # use the name of the run instead
             parts.pop()
         stem = re.sub(r"\.(npz|pth|pt|bin|safetensors|pdparams)$", "", parts[-1]) if parts else "model"
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
@@ -138,7 +139,7 @@ def unique_ids(names: Sequence[str]) -> list[str]:
 
 
 def short_name(name: str) -> str:
-    """Return a checkpoint's name without its parent folders, which may be private.
+    """Return the name of a checkpoint without the parent folders, whose names may be private.
 
     >>> short_name("/home/me/runs/pets/best"), short_name("hf-hub:timm/vit_tiny")
     ('pets/best', 'hf-hub:timm/vit_tiny')
@@ -148,7 +149,7 @@ def short_name(name: str) -> str:
 
 
 def check_capacity(served: ServedModel, timeout: float) -> None:
-    """Raise ValueError if a batch needs more memory than is available, or if an image would exceed the timeout."""
+    """Raise ValueError if a batch needs more memory than is available, or one image takes longer than the timeout."""
     model, device = served.model, next(served.model.parameters()).device
     cost = large_cost(model.config)
     if cost is None:

@@ -1,8 +1,8 @@
 """Request checks: middleware for headers, limits on the body, and checks of the uploaded image.
 
 The middleware checks the Host header and the API key, rejects cross-site requests, returns 429 while the queue is full,
-limits the size and upload time of bodies, and adds security headers to every response. Images are checked by their
-headers (format and number of pixels) without decoding them.
+limits the size and upload time of bodies, and adds security headers to every response. The format and the number of
+pixels of an image are read from its header, without decoding the image.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import io
 import re
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, cast, get_args
 
 from fastapi import Request
 from PIL import Image
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitreous.common.checks import Size
 from vitreous.data.image import UnreadableImage, decode_errors
 from vitreous.data.image.decoding import open_image, read_jpeg_header
+from vitreous.model.base_config import Task
 from vitreous.serving.batch_queue import Scheduler
 from vitreous.serving.errors import ApiError, error_response, too_many_requests
 from vitreous.serving.metrics import Metrics
@@ -30,8 +31,8 @@ from vitreous.serving.settings import MAX_JSON_BYTES, Settings
 
 # ---- Middleware ------------------------------------------------------------------------------------------------------
 
-BATCHED = frozenset(["/v1/classify", "/v1/embed", "/v1/segment"])  # these share one queue
-OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # need no API key; neither do files below /page/
+BATCHED = frozenset(f"/v1/{task}" for task in get_args(Task))  # these endpoints share one queue
+OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # paths without an API key, like all files below /page/
 
 POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -120,7 +121,7 @@ class LimitedBody:
         self.middleware, self.scope, self._receive = middleware, scope, receive
         self.size, self.complete, self.late = 0, False, False
         self.limit = middleware.max_body
-        if scope["path"].endswith("/masked"):  # a JSON body; all others are images
+        if scope["path"].endswith("/masked"):  # a JSON body; all other bodies are images
             self.limit = min(self.limit, MAX_JSON_BYTES)
         length = header(scope, b"content-length")
         self.declared = int(length) if length is not None and length.isdigit() else None
@@ -169,7 +170,7 @@ def headers(scope: Scope, name: bytes) -> list[str]:
 
 
 def _has_valid_host(scope: Scope) -> bool:
-    """Return True if exactly one Host header is present and valid (RFC 9112, section 3.2). HTTP/1.0 may omit it."""
+    """Return True if there is exactly one Host header and it is valid (RFC 9112, section 3.2). HTTP/1.0 may omit it."""
     hosts = headers(scope, b"host")
     if not hosts:
         return scope.get("http_version") == "1.0"
@@ -177,11 +178,11 @@ def _has_valid_host(scope: Scope) -> bool:
 
 
 def _is_rebound(scope: Scope, settings: Settings) -> bool:
-    """Return True for a possible DNS rebinding attack, where a website resolves its own name to 127.0.0.1.
+    """Return True for a possible DNS rebinding attack, in which a website resolves its own name to 127.0.0.1.
 
-    The browser then treats this server as part of that site and sends the site's name as Host, so only loopback names
-    are accepted. This is not checked if the server is reachable from other machines, where its names are unknown, or if
-    it has an API key, which the website does not know.
+    The browser then treats this server as part of that website and sends the name of the website as Host. Therefore,
+    only loopback names are accepted. There is no check if the server is reachable from other machines, because its
+    names are then unknown, or if it has an API key, because the website does not know the key.
     """
     server = scope.get("server")
     if not is_loopback(settings.host) or settings.api_key is not None or server is None or not is_loopback(server[0]):
@@ -195,7 +196,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_cross_site(scope: Scope) -> bool:
-    """Return True if a browser sent the request from a page of another origin. Other clients send neither header."""
+    """Return True if a browser sent the request from another origin, according to Sec-Fetch-Site or Origin."""
     site = header(scope, b"sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")  # none: a typed address or a bookmark
@@ -204,14 +205,14 @@ def _is_cross_site(scope: Scope) -> bool:
 
 
 def _has_key(scope: Scope, key: str) -> bool:
-    """Return True if the request has the API key, compared in constant time."""
+    """Return True if the request has the API key. The keys are compared in constant time."""
     scheme, _, token = (header(scope, b"authorization") or "").partition(" ")
     sent = token.strip() if scheme.lower() == "bearer" else header(scope, b"x-api-key") or ""
     return hmac.compare_digest(sent.encode(), key.encode())
 
 
 def _route(scope: Scope) -> str:
-    """Return the route's path template. Counting raw paths would let clients fill the memory."""
+    """Return the path template of a route for the metrics. If raw paths were counted, clients could fill the memory."""
     if scope["path"] in BATCHED:
         return str(scope["path"])
     return str(getattr(scope.get("route"), "path", "other"))
@@ -219,13 +220,13 @@ def _route(scope: Scope) -> str:
 
 # ---- The model and the image -----------------------------------------------------------------------------------------
 
-SMALL = 65536  # bytes; larger bodies are parsed in a thread, because a malicious one could block the event loop
+SMALL = 65536  # bytes; larger bodies are parsed in a thread, because parsing could block the event loop
 TYPES = ("image/jpeg", "image/png", "image/webp")
-# Types sent by clients that do not know the format; the last is curl's default. The first bytes identify the format.
+# Content types from clients that do not know the format; the last is curl's default. The first bytes show the format.
 UNKNOWN_TYPES = ("image/*", "application/octet-stream", "", "application/x-www-form-urlencoded")
-LARGE_PIXELS = 2**22  # above this, decoding takes a large part of a second and over 100 MB
-JPEG_ADVANTAGE = 4  # JPEGs may be this many times larger, because they are decoded at a reduced size without copies
-MAX_PARTS = 32  # form parts; each takes more time than its bytes suggest
+LARGE_PIXELS = 2**22  # decoding larger images takes a significant fraction of a second and over 100 MB
+JPEG_ADVANTAGE = 4  # factor on LARGE_PIXELS for JPEGs, which are decoded at a reduced size without copies
+MAX_PARTS = 32  # maximum number of form parts, because even a small part takes time to parse
 
 
 def find_model(served: Sequence[ServedModel], id: str | None) -> ServedModel:
@@ -264,7 +265,7 @@ def check_upload(data: bytes, content_type: str, settings: Settings) -> Upload:
 
 
 def check_image(data: bytes, settings: Settings) -> int:
-    """Return the number of pixels from the header; raise ApiError if the image must not be decoded."""
+    """Return the number of pixels from the image header. Raise ApiError if the image must not be decoded."""
     if not data:
         raise ApiError(400, "no_image", "the body is empty; send an image")
     if format_of(data) is None:
@@ -281,7 +282,7 @@ def check_image(data: bytes, settings: Settings) -> int:
 
 
 def stored_size(data: bytes) -> Size:
-    """Return the stored height and width. EXIF orientation is ignored: to read it, Pillow may decode a whole PNG."""
+    """Return the stored height and width. EXIF orientation is ignored: Pillow may decode a whole PNG to read it."""
     with decode_errors():
         if jpeg := read_jpeg_header(data):
             return jpeg.height, jpeg.width
@@ -292,7 +293,7 @@ def stored_size(data: bytes) -> Size:
 
 
 def _webp_size(data: bytes) -> Size | None:
-    """Return the size of a WebP without Pillow, which allocates memory for the whole image; None if unknown."""
+    """Return the size of a WebP image, or None if unknown. Pillow would allocate memory for the whole image."""
     kind, bits = data[12:16], int.from_bytes(data[21:25], "little")
     if format_of(data) != "WEBP" or len(data) < 30:
         return None
@@ -306,7 +307,7 @@ def _webp_size(data: bytes) -> Size | None:
 
 
 def format_of(data: bytes) -> str | None:
-    """Detect the image format from the first bytes."""
+    """Detect the image format from the first bytes. Return None if the format is not supported."""
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -315,9 +316,9 @@ def format_of(data: bytes) -> str | None:
 
 
 def form_field(body: bytes, content_type: str, name: str) -> bytes:
-    """Return the first field `name` of a multipart form; raise ApiError 400 if it is missing.
+    """Return the first field `name` of a multipart form. Raise ApiError with status 400 if there is no such field.
 
-    The form is parsed in memory, because the framework's parser writes large files to disk.
+    The form is parsed in memory, because the parser of FastAPI writes large files to disk.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:

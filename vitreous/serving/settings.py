@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from vitreous.common.checks import check_real, check_whole, fail
 
 MEGABYTE = 10**6
-MAX_JSON_BYTES = MEGABYTE  # parsed lists take far more memory than the bytes of an image
+MAX_JSON_BYTES = MEGABYTE  # lower than for images, because parsed lists take far more memory than their JSON text
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Address and limits of a server; validated on creation."""
+    """Address and limits of a server. Values are validated on creation."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -18,8 +18,8 @@ class Settings:
     max_wait_ms: float = 5.0  # longest wait for a batch to fill
     queue: int = 64  # maximum number of waiting requests; further requests get status 429
     max_body_mb: float = 20.0
-    max_pixels: int = 64_000_000  # per image, read from its header before decoding
-    timeout: float = 30.0  # seconds per request, from its first byte; ten times as long for explanations
+    max_pixels: int = 64_000_000  # per image; read from the image header before decoding
+    timeout: float = 30.0  # seconds per request, from its first byte; explanations may take ten times as long
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,10 +1,9 @@
-"""Training tasks: classification, segmentation and masked pre-training.
+"""Training tasks: classification, multi-label classification, regression, segmentation and masked pre-training.
 
-Each task is one class (in classify.py, segment.py or masked.py) that defines its data, model, loss, metrics, defaults
-and report sections. base.py defines the interface of a task, all_tasks.py
-lists the tasks by name, and config.py defines the config of a run. The *_metrics files
-contain the evaluation for training and `vitreous eval`. Names are imported on first use, because the config does not
-need torch.
+Each task is a class (in classify.py, multilabel.py, regress.py, segment.py or masked.py) that defines its data, model,
+loss, metrics, defaults and report sections. base.py defines the interface of tasks, all_tasks.py lists the tasks by
+name, and config.py defines the config of a run. The *_metrics.py files contain the evaluation code for training and
+`vitreous eval`. Names are imported on first use, so that the config can be used without importing torch.
 """
 
 from typing import TYPE_CHECKING
@@ -25,9 +24,14 @@ if TYPE_CHECKING:
     from vitreous.tasks.config import Masking as Masking
     from vitreous.tasks.config import Optim as Optim
     from vitreous.tasks.config import Segmenting as Segmenting
+    from vitreous.tasks.config import TableTargets as TableTargets
     from vitreous.tasks.config import TrainConfig as TrainConfig
     from vitreous.tasks.masked import Mae as Mae
     from vitreous.tasks.masked import Mpp as Mpp
+    from vitreous.tasks.multilabel import MultiLabelTask as MultiLabelTask
+    from vitreous.tasks.multilabel_metrics import MultiLabelEvaluation as MultiLabelEvaluation
+    from vitreous.tasks.regress import Regress as Regress
+    from vitreous.tasks.regression_metrics import NumberEvaluation as NumberEvaluation
     from vitreous.tasks.segment import Segment as Segment
     from vitreous.tasks.segmentation_metrics import SegmentEvaluation as SegmentEvaluation
     from vitreous.tasks.segmentation_metrics import segment_source as segment_source
@@ -43,12 +47,17 @@ _HOMES = {
     "Mae": "vitreous.tasks.masked",
     "Masking": "vitreous.tasks.config",
     "Mpp": "vitreous.tasks.masked",
+    "MultiLabelEvaluation": "vitreous.tasks.multilabel_metrics",
+    "MultiLabelTask": "vitreous.tasks.multilabel",
+    "NumberEvaluation": "vitreous.tasks.regression_metrics",
     "Optim": "vitreous.tasks.config",
+    "Regress": "vitreous.tasks.regress",
     "Results": "vitreous.tasks.base",
     "Segment": "vitreous.tasks.segment",
     "segment_source": "vitreous.tasks.segmentation_metrics",
     "SegmentEvaluation": "vitreous.tasks.segmentation_metrics",
     "Segmenting": "vitreous.tasks.config",
+    "TableTargets": "vitreous.tasks.config",
     "Task": "vitreous.tasks.base",
     "TASKS": "vitreous.tasks.all_tasks",
     "TrainConfig": "vitreous.tasks.config",

@@ -1,8 +1,9 @@
-"""Base class of all tasks, and functions that build or load the model that a run starts from.
+"""Base class of all tasks, and functions that build or load the initial model of a run.
 
 b: batch; k: images.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,25 +15,24 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue, Size, as_size, fail
+from vitreous.common.distributed import World
 from vitreous.common.rng import SampleRng
-from vitreous.common.world import World
 from vitreous.data import Augmentation, Batch, DataSet, Source, open_data
 from vitreous.data.augment.batch import augment
-from vitreous.data.loader import BatchSlice, TrainLoader
+from vitreous.data.loader import BatchSlice, Reader, Request, TrainLoader
 from vitreous.model import Model, ModelConfig, configure
 from vitreous.model.build import build
-from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.inputs import denormalise, normalise
-from vitreous.model.options import Conditional, Dropout, GlobalAverage, Preprocessing
+from vitreous.model.options import Conditional, Dropout, GlobalAverage, OutputConfig, Preprocessing, SingleLabel
 from vitreous.report.html import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
 from vitreous.weights import CATALOG, Checkpoint, open_checkpoint, provenance_of
 from vitreous.weights.native import CALIBRATION
 
 SMALL = 48  # largest side of small images, in pixels
-SAMPLES = 16  # training images in a report
-EVALUATION_BATCH = 64  # the default of `vitreous eval`, so that both give equal metrics
+SAMPLES = 16  # number of training images in a report
+EVALUATION_BATCH = 64  # same as the default of `vitreous eval`, so that both give the same metrics
 
 # With few images, convolutional positions and mean pooling are better: on the digits data set, the top-1 accuracy is
 # 0.992, compared to 0.964 with learned positions and a class token.
@@ -41,7 +41,7 @@ FEW_IMAGES = {"position": Conditional(), "pool": GlobalAverage(), "class_token":
 
 @runtime_checkable
 class Results(Protocol):
-    """Results of an evaluation."""
+    """Interface of evaluation results."""
 
     @property
     def problems(self) -> list[str]:
@@ -60,7 +60,7 @@ class Choice(NamedTuple):
     name: str  # config field
     value: Any
     reason: str
-    apply: bool = True  # False to report a value that the config already implies
+    apply: bool = True  # False if the value is only reported, because the config already implies it
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,21 @@ class Finished:
         return f"evaluated on the {self.split} split{chosen}"
 
 
+class Solution(NamedTuple):
+    """Result of `Task.solve`."""
+
+    row: dict[str, Any]  # for metrics.jsonl: train_loss, train_images_per_second, ...
+    metrics: dict[str, Any]  # for the provenance of the checkpoint
+    problems: list[str]  # unreadable images, each with the reason
+
+
 @dataclass(frozen=True)
 class FineTuning:
     """Defaults for fine-tuning a checkpoint. See docs/measured.md for the comparisons."""
 
-    side: int = 224  # image size, if that of the checkpoint is larger
+    side: int = 224  # image size for checkpoints with a larger image size
     batch_size: int = 64
-    layer_decay: float = 0.75  # layer_decay and lr apply if all weights are trained; lr is for `batch_size`
+    layer_decay: float = 0.75  # layer_decay and lr are used if all weights are trained; lr is scaled from `batch_size`
     lr: float = 2.8e-4
 
 
@@ -98,18 +106,19 @@ class Task(ABC):
     metric: ClassVar[str]  # used to select the best checkpoint
     larger_is_better: ClassVar[bool] = True
     train_metric: ClassVar[str | None] = None  # name of the second value that `loss` returns; None if unused
-    complete_checkpoint: ClassVar[bool] = False  # True if `evaluate_best` can evaluate a checkpoint
+    complete_checkpoint: ClassVar[bool] = False  # True if checkpoints contain all that `evaluate_best` needs
     calibrates: ClassVar[bool] = False  # True if `calibrate` can calibrate the best checkpoint
-    closed_form: ClassVar[bool] = False  # True if `solve` computes the weights, without training steps
+    closed_form: ClassVar[bool] = False  # True if `solve` computes the weights without training steps
     long_steps: ClassVar[bool] = True  # False if steps are too short to be compiled by default
     labelled: ClassVar[bool] = True  # False if the task needs no labels
+    outputs: ClassVar[tuple[str, str]] = ("class", "classes")  # words for one output and for several
     masks: ClassVar[bool] = False  # True if batches contain masks
     cpu_batch: ClassVar[int] = 64  # default batch size on a CPU
-    cpu_steps: ClassVar[tuple[int, int]] = (300, 1_500)  # minimum and maximum on a CPU
+    cpu_steps: ClassVar[tuple[int, int]] = (300, 1_500)  # minimum and maximum number of steps on a CPU
     lora: ClassVar[bool] = False  # True if LoRA is the default for fine-tuning on few images
     fine_tuning: ClassVar[FineTuning] = FineTuning()
     options: ClassVar[frozenset[str]] = TASK_OPTIONS  # the TASK_OPTIONS that this task uses
-    next_steps: ClassVar[tuple[str, ...]] = (  # format strings of suggested commands (see training/run_report.py)
+    next_steps: ClassVar[tuple[str, ...]] = (  # format strings of suggested commands (see training/run_results.py)
         "vitreous eval {best} --data {labelled} --probe knn",
         "vitreous train --data {labelled} --init {best}",
         "vitreous info {best}",
@@ -129,11 +138,11 @@ class Task(ABC):
             if name in TASK_OPTIONS - cls.options and value and value != default[name]:
                 raise BadValue(f"{name} is {value}, but it has no effect with --task {config.task}")
         if config.init == "auto" and not cls.labelled:
-            fail("init", "auto", f"a checkpoint or a catalog name with --task {config.task}")
+            fail("init", "auto", f"a checkpoint path or a catalog name for --task {config.task}")
 
     @classmethod
     def complete(cls, config: TrainConfig) -> TrainConfig:
-        """Set options that have no effect for this task, but that a complete config needs."""
+        """Set options that a complete config needs although they have no effect for this task."""
         return config
 
     @classmethod
@@ -147,9 +156,14 @@ class Task(ABC):
         return data.classes if cls.labelled else ()
 
     @classmethod
+    def output(cls, data: DataSet, start: ModelConfig | None) -> OutputConfig:
+        """Return the meaning of the outputs. `start` is the config of the checkpoint that the run starts from."""
+        return SingleLabel()
+
+    @classmethod
     def choose_model(cls, config: TrainConfig, count: int, side: int, device: str) -> list[Choice]:
         """Choose a preset for `count` images whose shorter side is about `side` pixels."""
-        reason = f"for {count} images of about {side} pixels on {device}"
+        reason = f"for {count} images of about {side} pixels per side on {device}"
         if side <= SMALL:
             name = "ViT-S/4" if count >= 20_000 and device == "cuda" else "ViT-Lite-7/4"
         else:
@@ -157,7 +171,7 @@ class Task(ABC):
         choices = [Choice("model", name, reason)]
         if not config.overrides and count < 100_000:
             model = choices[0].value
-            reason = f"better for few images, but cannot be converted to other libraries; --model {model} avoids this"
+            reason = f"better for few images; to export the model to other libraries, use --model {model} instead"
             choices.append(Choice("overrides", FEW_IMAGES, reason))
         return choices
 
@@ -168,7 +182,7 @@ class Task(ABC):
 
     @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
-        """Return the default augmentation and a short description."""
+        """Return the default augmentation and a short description of it."""
         return Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0)), "crop and flip"
 
     @classmethod
@@ -181,14 +195,15 @@ class Task(ABC):
         """Build or load a model with a head for the classes of the data, or without a head if there are no classes."""
         classes = cls.classes(data)
         if init is None:
-            return build_preset(config, classes)
+            return with_output(build_preset(config, classes), cls.output(data, None))
         start = init.model(image_size(config), overrides=model_fields(config)).float()
         model: Model = start.backbone
         vars(model)["provenance"] = {key: value for key, value in provenance_of(start).items() if key != CALIBRATION}
         model.config = model.config.uncalibrated()
+        output = cls.output(data, model.config)
         if model.config.labels != classes or model.config.num_classes != len(classes):
             model.replace_head(len(classes), classes)
-        return model
+        return with_output(model, output)
 
     # ---- Training and evaluation -------------------------------------------------------------------------------------
 
@@ -200,14 +215,14 @@ class Task(ABC):
         """Compute what the loss needs to know about the training data, such as the class frequencies."""
         return
 
-    def own_loader(
+    def train_loader(
         self, data: DataSet, world: World, batch_slice: BatchSlice, precision: torch.dtype
     ) -> TrainLoader | None:
-        """Return a loader to use instead of that of the training images, or None."""
+        """Return a loader that replaces the loader of the training images, or None to use the default loader."""
         return None
 
-    def own_evaluation(self, source: Source) -> list[Batch] | None:
-        """Return this process's batches of a split to evaluate instead of its images, or None."""
+    def evaluation_batches(self, source: Source) -> list[Batch] | None:
+        """Return the evaluation batches of a split for this process, or None to load its images as usual."""
         return None
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -217,34 +232,42 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Return the loss and `train_metric`, each summed over a (micro-)batch. `module` may wrap `self.module()`."""
+        """Return the loss and `train_metric`, both summed over a (micro-)batch. `module` may wrap `self.module()`."""
 
     @abstractmethod
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
         """Evaluate the module on batches of a validation or test split."""
 
-    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> dict[str, Any]:
-        """Compute the weights in closed form, and return training metrics. `log` prints a line."""
+    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> Solution:
+        """Compute the weights in closed form. `log` is called with lines that report the progress."""
         raise NotImplementedError
 
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
-        """Evaluate the best checkpoint as `vitreous eval` does, on the images of process `rank` of `ranks`."""
+        """Evaluate the best checkpoint like `vitreous eval`, on the images that belong to process `rank` of `ranks`."""
         raise NotImplementedError
 
     def calibration_images(self, val: Source) -> Source:
-        """Return the validation images to calibrate the best checkpoint on."""
+        """Return the validation images on which to calibrate the best checkpoint."""
         return val
 
-    def calibrate(self, results: Any) -> tuple[Calibration, Results] | None:
-        """Fit a calibration to the results of `evaluate_best`. Also return the calibrated results.
+    def calibrate(self, results: Any) -> tuple[dict[str, Any], Results] | None:
+        """Fit config fields to the results of `evaluate_best`. Return the fields and the results with these fields.
 
         Return None if the results have no logits.
         """
         raise NotImplementedError
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
-        """Return the familiarity of images to the best checkpoint, and the scores of validation images."""
-        raise NotImplementedError
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]] | None:
+        """Fit the familiarity model of the best checkpoint. Also return quantiles of the validation scores.
+
+        Return None if `calibrate` returns no calibration.
+        """
+        return None
+
+    @classmethod
+    def eval_flags(cls, config: TrainConfig) -> list[str]:
+        """Return the flags with which `vitreous eval` repeats the evaluation of a run."""
+        return []
 
     # ---- Report ------------------------------------------------------------------------------------------------------
 
@@ -257,7 +280,13 @@ class Task(ABC):
 
     def steps_taken(self, steps: int, epochs: int) -> str:
         """Describe the length of the run for the report."""
-        return f"{steps:,}, each with {self.config.batch_size} images ({epochs} epochs)"
+        return f"{steps:,} with {self.config.batch_size} images each ({epochs} epochs)"
+
+    def images(self, source: Source, indices: Sequence[int]) -> UInt8[Tensor, "k c h w"]:
+        """Return images of a source as the model sees them in evaluation."""
+        config, which = self.model.config, torch.tensor(indices, dtype=torch.int64)
+        reader = Reader(source, config.image_size, config.channels, config.preprocessing)
+        return reader[Request(0, which, which)].images
 
     def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
         """Return augmented training images as uint8."""
@@ -265,11 +294,17 @@ class Task(ABC):
 
 
 def padded_if(small: bool) -> Literal["padded", "resized"]:
-    """Return the crop method for small or large images."""
+    """Return the crop method: "padded" for small images, otherwise "resized"."""
     return "padded" if small else "resized"
 
 
-# ---- The model that a run starts from --------------------------------------------------------------------------------
+# ---- Initial model of a run ------------------------------------------------------------------------------------------
+
+
+def with_output(model: Model, output: OutputConfig) -> Model:
+    """Set the meaning of the outputs of a model."""
+    model.config = dataclasses.replace(model.config, **model.config.output_field(output))
+    return model
 
 
 def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
@@ -283,17 +318,17 @@ def build_preset(config: TrainConfig, classes: tuple[str, ...]) -> Model:
 
 
 def open_init(config: TrainConfig) -> Checkpoint | None:
-    """Open the checkpoint given by --init, or return None without --init or with auto, which is resolved later."""
+    """Open the checkpoint given by --init. Return None without --init, and for `auto`, which is resolved later."""
     return None if config.init in (None, "auto") else open_checkpoint(str(config.init))
 
 
 def checkpoint_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig | None:
-    """Return the config of an opened checkpoint with the run's overrides, or None if there is no checkpoint."""
+    """Return the model config of an open checkpoint with the run's overrides, or None if there is no checkpoint."""
     return None if init is None else init.describe(config.overrides).config
 
 
 def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
-    """Return a preliminary model config for estimating memory. Fields that do not affect memory may still change."""
+    """Return a model config for estimating memory use. Fields that do not affect memory use may still change."""
     size, checkpoint = image_size(config), checkpoint_config(config, init)
     if checkpoint is None:
         return configure(config.model or "", image_size=size, overrides=config.overrides)
@@ -303,7 +338,7 @@ def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
 def check_preset(config: TrainConfig) -> None:
     """Raise if --model or its overrides are invalid."""
     if config.model in CATALOG:
-        fail("model", config.model, f"a preset; for these pretrained weights, use --init {config.model}")
+        fail("model", config.model, f"a preset; to use these pretrained weights, pass --init {config.model}")
     if config.model is not None:
         configure(config.model, None, image_size(config), model_fields(config))
 

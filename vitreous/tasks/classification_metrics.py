@@ -7,13 +7,13 @@ n: images; k: top classes that are kept, at most 5.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,29 +21,30 @@ from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source, pick
-from vitreous.inference.calibration import calibrate_scores, cross_fitted
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
+    ONE_CLASS,
     SourceImage,
     class_scores,
     evaluation_mode,
     mixed_precision,
     model_input,
 )
-from vitreous.inference.predictor import Predictor
+from vitreous.inference.fit_calibration import calibrate_scores, cross_fitted, lower_quantiles
+from vitreous.inference.predictor import Embedder, Predictor
 from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
-from vitreous.model.options import Preprocessing
+from vitreous.model.options import OutputConfig, Preprocessing
 from vitreous.model.top_labels import top_classes
 
-MOST_FEATURES, MOST_PER_CLASS = 2000, 10  # maximum images per split for the familiarity: 2000, or 10 per class if more
+MOST_FEATURES, MOST_PER_CLASS = 2000, 10  # maximum images per split for the familiarity: the larger of both limits
 MOST_LOGITS = 2**24  # maximum number of logits to keep for a calibration, e.g. 16,000 images with 1,000 classes
 UNREADABLE = -1  # label of an unreadable image
 
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """Metrics of one class. Recall is None if the class has no images, and precision if it is never predicted."""
+    """Metrics of one class. Recall is None if the class has no images; precision is None if it is never predicted."""
 
     index: int
     name: str
@@ -55,19 +56,19 @@ class ClassMetrics:
 
 @dataclass(frozen=True)
 class Confused:
-    """A confused pair of classes, with the number of images of class `true` that were classified as `predicted`."""
+    """A pair of confused classes, and the number of images of class `true` that were classified as `predicted`."""
 
     true: int
     predicted: int
     count: int
-    fraction: float  # of all images of class `true`
+    fraction: float  # as a fraction of all images of class `true`
 
 
 @dataclass(frozen=True)
 class WrongPrediction:
     """A misclassified image and the probability of the predicted class."""
 
-    index: int  # position in the evaluation
+    index: int  # row in the evaluation
     true: int
     predicted: int
     probability: float
@@ -75,9 +76,9 @@ class WrongPrediction:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Mean confidence and accuracy in each confidence bin; `ece` is the expected calibration error."""
+    """Mean confidence and accuracy in each confidence bin. `ece` is the expected calibration error."""
 
-    edges: Float[Tensor, "edges"]  # one more than there are bins
+    edges: Float[Tensor, "edges"]  # bin edges, one more than the number of bins
     counts: Int[Tensor, "bins"]
     confidence: Float[Tensor, "bins"]
     accuracy: Float[Tensor, "bins"]
@@ -86,7 +87,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions for n images. Metrics exclude unreadable images (label -1); ties go to the lower class index."""
+    """Predictions for n images. Metrics exclude unreadable images (label -1). Ties favour the lower class index."""
 
     labels: Int[Tensor, "n"]
     best: Int[Tensor, "n k"]  # top classes, highest score first
@@ -113,12 +114,12 @@ class Evaluation:
     ) -> "Evaluation":
         """Evaluate logits on any device and in any precision. The result is on the CPU in float32.
 
-        `temperature` is that of the model's calibration, if it has one.
+        `temperature` is the calibrated temperature of the model, or None if the model is not calibrated.
         """
         num_classes = logits.shape[1]
         labels = labels.to(logits.device, torch.int64)
         if names is not None and len(names) != num_classes:
-            raise ValueError(f"names has {len(names)} entries, but the logits have {num_classes} classes")
+            raise ValueError(f"names must have one entry per class ({num_classes}), got {len(names)}")
         if bool(((labels < UNREADABLE) | (labels >= num_classes)).any()):
             allowed = f"from 0 to {num_classes - 1}, or {UNREADABLE} for an unreadable image"
             raise ValueError(f"labels must be {allowed}, got {int(labels.min())} to {int(labels.max())}")
@@ -142,10 +143,11 @@ class Evaluation:
     def join(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
         """Merge evaluations in the order of their indices, counting each image once."""
         if not parts:
-            raise ValueError("nothing to join: no batch was evaluated")
+            raise ValueError("cannot merge evaluations: no batches were evaluated")
         first = parts[0]
         if any((part.num_classes, part.names) != (first.num_classes, first.names) for part in parts):
-            raise ValueError("cannot join evaluations with different classes")
+            counts = sorted({part.num_classes for part in parts})
+            raise ValueError(f"cannot merge evaluations with different classes (numbers of classes: {counts})")
         fields = ["labels", "best", "confidence", "losses", "indices"]
         fields += [name for name in ("calibrated", "logits") if getattr(first, name) is not None]
         joined = {field: torch.cat([getattr(part, field) for part in parts]) for field in fields}
@@ -168,8 +170,8 @@ class Evaluation:
     def calibrate(self) -> tuple[Calibration, "Evaluation"]:
         """Fit a calibration to the kept logits. Also return the evaluation with cross-fitted probabilities.
 
-        Each half of the images uses the temperature of the other half, because a temperature that was fitted to the
-        same images would look too good.
+        Each half of the images is scaled with the temperature fitted to the other half. With a temperature fitted to
+        the same images, the calibration error would be too optimistic.
         """
         self._check_not_empty()
         assert self.logits is not None
@@ -185,7 +187,7 @@ class Evaluation:
         model is calibrated.
         """
         self._check_not_empty()
-        hits = self.best == self.labels[:, None]  # an unreadable image is never a hit
+        hits = self.best == self.labels[:, None]  # unreadable images never count as correct
         count = int(self.readable.sum())
         return {
             "top1": int(hits[:, 0].sum()) / count,
@@ -199,13 +201,14 @@ class Evaluation:
         }
 
     def calibration(self, bins: int = 15, calibrated: bool = False) -> Reliability:
-        """Compare confidence with accuracy, in 15 bins by default (Guo et al. 2017).
+        """Compare confidence with accuracy in bins of equal width (Guo et al. 2017).
 
-        calibrated: Use the calibrated confidence. The model must be calibrated.
+        calibrated: Use the calibrated confidence, which requires a calibrated model.
         """
         self._check_not_empty()
         edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-        known = self.calibrated if calibrated and self.calibrated is not None else self.confidence
+        known = self.calibrated if calibrated else self.confidence
+        assert known is not None, "the model is not calibrated"
         confidence = known[self.readable].double()
         right = (self.predicted == self.labels)[self.readable].double()
         place = torch.bucketize(confidence, edges[1:-1])
@@ -243,7 +246,7 @@ class Evaluation:
         return cells.view(self.num_classes, self.num_classes)
 
     def most_confused(self, k: int) -> list[Confused]:
-        """Return the k most frequently confused class pairs; ties are sorted by fraction."""
+        """Return the k most frequently confused class pairs. Pairs with the same count are sorted by `fraction`."""
         true, predicted = self._pairs()
         wrong = true != predicted
         cells, counts = torch.unique(true[wrong] * self.num_classes + predicted[wrong], return_counts=True)
@@ -255,7 +258,7 @@ class Evaluation:
         return sorted(pairs, key=lambda pair: (-pair.count, -pair.fraction))[:k]
 
     def worst(self, k: int) -> list[WrongPrediction]:
-        """Return the k mistakes with the highest confidence."""
+        """Return the k misclassified images with the highest confidence."""
         wrong = (self.readable & (self.predicted != self.labels)).nonzero()[:, 0]
         order = wrong[self.confidence[wrong].argsort(descending=True, stable=True)[:k]]
         rows = zip(order, self.labels[order], self.predicted[order], self.confidence[order], strict=True)
@@ -282,27 +285,40 @@ def classify_batches(
     precision: torch.dtype = torch.float32,
     flip: bool = False,
 ) -> Evaluation:
-    """Evaluate a module on batches from a loader. `flip` averages predictions with those of the mirrored images."""
-    parts = []
+    """Evaluate a module on batches from a loader. `flip` averages the predictions for an image and its mirror image."""
+    scored = batch_scores(module, batches, device, preprocessing, precision, flip)
+    parts = [Evaluation.of(scores, batch.labels, classes, batch.indices, batch.problems) for batch, scores in scored]
+    return Evaluation.join(parts)
+
+
+def batch_scores(
+    module: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    preprocessing: Preprocessing,
+    precision: torch.dtype = torch.float32,
+    flip: bool = False,
+    output: OutputConfig = ONE_CLASS,
+) -> Iterator[tuple[Batch, Float[Tensor, "b classes"]]]:
+    """Yield each batch with its scores."""
     with evaluation_mode(module):
         for batch in batches:
             images = model_input(batch.images, device, preprocessing)
             with mixed_precision(device, precision):
-                scores = class_scores(module, images, flip)
-            parts.append(Evaluation.of(scores, batch.labels, classes, batch.indices, batch.problems))
-    return Evaluation.join(parts)
+                scores = class_scores(module, images, flip, output)
+            yield batch, scores
 
 
 def calibration_images(source: Source, num_classes: int) -> Source:
-    """Return the images to calibrate a model on: all, or evenly spaced ones if there would be too many logits."""
+    """Return the images on which to calibrate a model: all or, if there would be too many logits, every n-th image."""
     every = -(-len(source) * num_classes // MOST_LOGITS)
     return source if every <= 1 else pick(source, np.arange(0, len(source), every))
 
 
 def fit_familiarity(
     predictor: Predictor, train: Source, val: Source, progress: Report = silent
-) -> tuple[Familiarity, Float[Tensor, "n"]]:
-    """Fit the familiarity to features of training images. Also return the scores of validation images."""
+) -> tuple[Familiarity, tuple[float, ...]]:
+    """Fit a familiarity model to features of training images. Also return quantiles of the validation scores."""
     parts, most = [], max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
     for source in (train, val):
         sample = pick(source, np.arange(0, len(source), -(-len(source) // most)))
@@ -313,11 +329,11 @@ def fit_familiarity(
         parts.append((torch.stack(list(vectors.values())), torch.from_numpy(sample.labels[list(vectors)])))
     (features, labels), (val_features, _) = parts
     familiarity = Familiarity.fit(features, labels)
-    return familiarity, familiarity.scores(val_features)
+    return familiarity, lower_quantiles(familiarity.scores(val_features))
 
 
 def rank_batches(count: int, batch_size: int, rank: int, ranks: int) -> list[range]:
-    """Return the batches of process `rank` of `ranks`. Batches do not depend on the number of processes.
+    """Return the batches that belong to process `rank` of `ranks`. All processes use the same division into batches.
 
     >>> rank_batches(10, 4, 0, 2), rank_batches(10, 4, 1, 2)
     ([range(0, 4), range(8, 10)], [range(4, 8)])
@@ -335,23 +351,34 @@ def classify_source(
     keep_logits: bool = False,
     progress: Report = silent,
 ) -> Evaluation:
-    """Evaluate a predictor on the images of process `rank` of `ranks`. Raise if a prediction is NaN."""
+    """Evaluate a predictor on the images that belong to process `rank` of `ranks`. Raise if an output is not finite."""
     calibration = predictor.config.calibration
     how: dict[str, Any] = {"temperature": calibration and calibration.temperature, "keep_logits": keep_logits}
-    batches = rank_batches(len(source), predictor.batch_size, rank, ranks)
-    results = predictor.stream_logits(SourceImage(source, index) for batch in batches for index in batch)
-    results = tracked(results, "classifying images", sum(map(len, batches)), progress)
     empty = torch.zeros(0, dtype=torch.int64)  # there may be more processes than images
     parts = [Evaluation.of(torch.zeros(0, len(classes)), empty, classes, empty, **how)]
+    for indices, scores, readable, problems in source_scores(predictor, source, rank, ranks, progress):
+        labels = torch.where(readable, torch.from_numpy(source.labels[indices.numpy()]), UNREADABLE)
+        parts.append(Evaluation.of(scores, labels, classes, indices, problems, **how))
+    return Evaluation.join(parts)
+
+
+def source_scores(
+    predictor: Embedder, source: Source, rank: int = 0, ranks: int = 1, progress: Report = silent
+) -> Iterator[tuple[Int[Tensor, "b"], Float[Tensor, "b classes"], Bool[Tensor, "b"], list[str]]]:
+    """Yield the indices and scores of each batch of process `rank` of `ranks`, its readable images and its problems.
+
+    The scores of unreadable images are 0. Raise if a score is NaN.
+    """
+    batches = rank_batches(len(source), predictor.batch_size, rank, ranks)
+    results = predictor.stream_logits(SourceImage(source, index) for batch in batches for index in batch)
+    results = tracked(results, "evaluating images", sum(map(len, batches)), progress)
     for batch in batches:
-        indices = torch.tensor(batch)
-        labels, scores, problems = torch.from_numpy(source.labels[indices.numpy()]), [], []
+        readable, scores, problems = torch.ones(len(batch), dtype=torch.bool), [], []
         for row, result in enumerate(itertools.islice(results, len(batch))):
             if result.error == NOT_A_NUMBER:  # a problem with the model, not with the image
                 raise ValueError(f"{result.name}: {NOT_A_NUMBER}")
             if result.vector is None:
-                labels[row] = UNREADABLE
+                readable[row] = False
                 problems.append(f"{one_line(result.name)}: {result.error}")
-            scores.append(torch.zeros(len(classes)) if result.vector is None else result.vector)
-        parts.append(Evaluation.of(torch.stack(scores), labels, classes, indices, problems, **how))
-    return Evaluation.join(parts)
+            scores.append(torch.zeros(predictor.config.num_classes) if result.vector is None else result.vector)
+        yield torch.tensor(batch), torch.stack(scores), readable, problems

@@ -18,10 +18,9 @@ from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
 from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch, Reader, Request
+from vitreous.data.loader import Batch
 from vitreous.data.sources.base import DataSet, Source, class_counts
 from vitreous.inference.predictor import Predictor
-from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
@@ -43,7 +42,7 @@ from vitreous.report.html import (
     table,
     tag,
 )
-from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Choice, Finished, Task, padded_if
+from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Choice, Finished, Results, Task, padded_if
 from vitreous.tasks.classification_metrics import (
     ClassMetrics,
     Evaluation,
@@ -57,16 +56,17 @@ from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import Checkpoint, load_encoder
 
 MISTAKES = 24
-MOST_CACHED = 500_000  # images whose features are kept to train only the head; 1.5 GB for a width of 768
+MOST_CACHED = 500_000  # maximum number of images with cached features for --train-only head (1.5 GB with width 768)
 # If the largest class has this many times as many images as the smallest, `balance` has this value by default.
 IMBALANCED, BALANCE = 10, 0.5
-FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # longer tables are sorted, folded, truncated
+FEW_CLASSES, SHOWN_CLASSES, MOST_CLASSES = 20, 30, 1000  # limits above which tables are sorted, folded, truncated
 
 
 class Classify(Task):
     """Classification with label smoothing, mixup, CutMix, logit adjustment and distillation."""
 
-    metric = train_metric = "top1"
+    metric = "top1"
+    train_metric: ClassVar[str | None] = "top1"
     complete_checkpoint = calibrates = lora = True
     options = frozenset({"smoothing", "balance", "flip_test", "mixup", "cutmix", *vars(Distillation())})
     next_steps: ClassVar[tuple[str, ...]] = (
@@ -89,7 +89,7 @@ class Classify(Task):
     def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
         counts = class_counts(data.train).values()
         ratio = max(counts) / min(counts)
-        if config.balance is not None or config.resume or ratio < IMBALANCED:
+        if config.balance is not None or "balance" not in cls.options or ratio < IMBALANCED:
             return []
         return [Choice("balance", BALANCE, f"the largest class has {ratio:.0f} times as many images as the smallest")]
 
@@ -97,7 +97,7 @@ class Classify(Task):
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         crop = padded_if(side <= SMALL)
         if config.train_only == "head" and count <= MOST_CACHED and not _augmented(config):
-            return Augmentation(crop="none"), "flips, so that the frozen encoder sees each image only once or twice"
+            return Augmentation(crop="none"), "only flips, so that features are computed at most twice per image"
         if config.init is not None or count < 5_000:
             light = Augmentation(crop=crop, crop_scale=(0.35, 1.0), policy="trivial")
             return light, "TrivialAugment, " + ("for fine-tuning" if config.init is not None else f"for {count} images")
@@ -105,7 +105,7 @@ class Classify(Task):
         return strong, "TrivialAugment, mixup and CutMix, for training from scratch"
 
     def module(self) -> nn.Module:
-        """Return the model, wrapped in `TwoHeads` if it has a distillation token and there is a teacher."""
+        """Return the model. If it has a distillation token and there is a teacher, wrap it in `TwoHeads`."""
         if self.teacher is not None and self.model.config.distillation_token:
             return TwoHeads(self.model)
         return self.model
@@ -121,9 +121,13 @@ class Classify(Task):
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         draws = SampleRng(self.config.seed, batch.epoch, batch.keys)
         images = augment(batch.images, draws, self.augmentation)
-        targets = smooth_targets(batch.labels, self.model.config.num_classes, self.config.smoothing)
-        images, targets = mix(images, targets, draws, self.augmentation)
-        return normalise(images, self.model.config.preprocessing), targets, (batch.labels >= 0).float()
+        readable = batch.labels >= 0
+        images, targets = mix(images, self.targets(batch), draws, self.augmentation, readable)
+        return normalise(images, self.model.config.preprocessing), targets, readable.float()
+
+    def targets(self, batch: Batch) -> Float[Tensor, "b classes"]:
+        """Return the targets of the images of a batch, on the device."""
+        return smooth_targets(batch.labels, self.model.config.num_classes, self.config.smoothing)
 
     def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         images, targets, weights = inputs
@@ -136,12 +140,16 @@ class Classify(Task):
         correct = (label_logits.argmax(1) == targets.argmax(1)).float()
         return (losses * weights).sum(), (correct * weights).sum()
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Evaluation:
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
         config, device = self.model.config, next(module.parameters()).device
         flip = self.config.flip_test
         return classify_batches(module, batches, device, config.preprocessing, config.labels, precision, flip)
 
-    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Evaluation:
+    def results_of(self, batch: Batch, scores: Float[Tensor, "b classes"]) -> Results:
+        """Return the results of one batch."""
+        return Evaluation.of(scores, batch.labels, self.model.config.labels, batch.indices, batch.problems)
+
+    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
         predictor = self._predictor(model)
         keep_logits = self.calibration_images(source) is source
         return classify_source(predictor, source, model.config.labels, rank, ranks, keep_logits)
@@ -149,10 +157,13 @@ class Classify(Task):
     def calibration_images(self, val: Source) -> Source:
         return calibration_images(val, self.model.config.num_classes)
 
-    def calibrate(self, results: Evaluation) -> tuple[Calibration, Evaluation] | None:
-        return None if results.logits is None else results.calibrate()
+    def calibrate(self, results: Any) -> tuple[dict[str, Any], Results] | None:
+        if results.logits is None:
+            return None
+        calibration, calibrated = results.calibrate()
+        return {"calibration": calibration}, calibrated
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, Tensor]:
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]] | None:
         return fit_familiarity(self._predictor(model), train, val)
 
     def _predictor(self, model: Model) -> Predictor:
@@ -165,7 +176,7 @@ class Classify(Task):
 
     @torch.no_grad()
     def _teacher_logits(self, images: Tensor) -> Tensor:
-        """Return the teacher's logits, after normalising the images as the teacher expects."""
+        """Normalise images as the teacher expects, and return the teacher's logits."""
         assert self.teacher is not None
         own, other = self.model.config.preprocessing, self.teacher.config.preprocessing
         if (own.mean, own.std) != (other.mean, other.std):
@@ -180,6 +191,10 @@ class Classify(Task):
         student, target = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, teacher))
         # The square makes the gradient scale independent of the temperature (Hinton et al.).
         return F.kl_div(student, target, reduction="none", log_target=True).sum(1) * temperature**2
+
+    @classmethod
+    def eval_flags(cls, config: TrainConfig) -> list[str]:
+        return ["--flip"] if config.flip_test else []
 
     def report(self, run: Finished) -> TaskReport:
         assert isinstance(run.results, Evaluation)
@@ -204,9 +219,7 @@ class Classify(Task):
         wrong = evaluation.worst(MISTAKES)
         if not wrong:
             return []
-        config, indices = self.model.config, torch.tensor([mistake.index for mistake in wrong])
-        reader = Reader(source, config.image_size, config.channels, config.preprocessing)
-        images = reader[Request(0, indices, indices)].images
+        images = self.images(source, [mistake.index for mistake in wrong])
         return [
             Mistake(image, source.name(row.index), classes[row.true], classes[row.predicted], row.probability)
             for image, row in zip(images, wrong, strict=True)
@@ -214,12 +227,12 @@ class Classify(Task):
 
 
 def _augmented(config: TrainConfig) -> bool:
-    """True if augmentation other than flips, or distillation, is requested."""
+    """Return True if distillation or any augmentation other than flips is requested."""
     return dataclasses.replace(config.augment, flip=None) != Augment() or config.distillation.teacher is not None
 
 
 class TwoHeads(nn.Module):
-    """Wrapper that returns the logits of both heads of a distilled model in training, and their mean in evaluation."""
+    """Returns the logits of both heads of a distilled model during training, and their mean during evaluation."""
 
     def __init__(self, student: Model):
         super().__init__()
@@ -232,7 +245,7 @@ class TwoHeads(nn.Module):
 
 
 def check_teacher(teacher: Model, path: str | Path, student: Model) -> None:
-    """Raise if the teacher's classes differ from the student's, or if it does not support the student's images."""
+    """Raise BadValue if the teacher and the student differ in classes, input channels or supported image sizes."""
     config, own = teacher.config, student.config
     if config.num_classes != own.num_classes:
         raise BadValue(f"teacher {path} has {config.num_classes} classes, but the student has {own.num_classes}")
@@ -244,7 +257,7 @@ def check_teacher(teacher: Model, path: str | Path, student: Model) -> None:
 
 
 def smooth_targets(labels: Int[Tensor, "b"], classes: int, smoothing: float) -> Float[Tensor, "b classes"]:
-    """Return smoothed one-hot targets, or zeros for images with the label -1 (unreadable)."""
+    """Return smoothed one-hot targets, or zeros for unreadable images (label -1)."""
     known = (labels >= 0).float()[:, None]
     targets = F.one_hot(labels.clamp(min=0), classes).float() * (1 - smoothing) + smoothing / classes
     return targets * known
@@ -258,7 +271,7 @@ def cross_entropy(logits: Float[Tensor, "b classes"], targets: Float[Tensor, "b 
 
 
 class Mistake(NamedTuple):
-    """A misclassified image and the probability of its predicted class."""
+    """A misclassified image and the probability of the predicted class."""
 
     image: UInt8[Tensor, "c h w"]
     name: str
@@ -270,7 +283,7 @@ class Mistake(NamedTuple):
 def evaluation_sections(
     folder: Path, evaluation: Evaluation, mistakes: Sequence[Mistake] = (), draw: bool = True
 ) -> list[Section]:
-    """Return sections for per-class metrics, confusion, mistakes and calibration; plots are saved in `folder`."""
+    """Return report sections on per-class metrics, confusion, mistakes and calibration. Plots are saved in `folder`."""
     if not bool(evaluation.readable.any()):
         return []
     drawn = draw and evaluation.num_classes <= plots.MOST_CLASSES
@@ -352,7 +365,7 @@ def _class_table(rows: Sequence[ClassMetrics], numbered: bool) -> Html:
 
 
 def confusion(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
-    """Return the confusion matrix (if drawn) and a table of the most confused class pairs."""
+    """Return a table of the most confused class pairs, and the confusion matrix if it was drawn."""
     content = []
     if drawn is not None:
         text = "Each row shows the predictions for the images of one class. Everything off the diagonal is a mistake."
@@ -368,7 +381,7 @@ def confusion(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
 
 
 def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
-    """Return the calibration error with an explanation, and the reliability diagram (if drawn)."""
+    """Explain the calibration error, and show the reliability diagram if it was drawn."""
     bins, top1 = evaluation.calibration(), evaluation.metrics()["top1"]
     gap = float((bins.confidence * bins.counts).sum() / bins.counts.sum()) - top1
     confidence = "neither overconfident nor underconfident overall"
@@ -382,8 +395,8 @@ def calibration(evaluation: Evaluation, drawn: Path | None) -> list[Html]:
         after = 100 * evaluation.calibration(calibrated=True).ece
         fitted = "on the validation split"
         if evaluation.cross_fitted:
-            fitted = "on this split; each half of the images is evaluated with the temperature of the other half"
-        text += f" With the calibrated temperature, it is {after:.1f} points (fitted {fitted})."
+            fitted = "on this split; each half of the images is evaluated with the temperature fitted to the other half"
+        text += f" With the calibrated temperature, the error is {after:.1f} points (fitted {fitted})."
     if drawn is None:
         return [tag("p", text)]
     note = f"Hollow dots mark bins with fewer than {plots.FEW} images. These bins are unreliable."

@@ -1,8 +1,8 @@
 """Configuration of a training run.
 
-Every field is a flag of `vitreous train`; fields that are None are chosen automatically (see training/defaults.py).
-This file does not import torch, which keeps `vitreous --help` fast. Values are checked by `check` rather than the
-constructor, because the command-line parser alters the messages of errors raised in a constructor.
+Every field is a flag of `vitreous train`. Fields that are None are chosen automatically (see training/defaults.py).
+This file does not import torch, which keeps `vitreous --help` fast. Values are checked in `check` rather than in the
+constructor, because the command-line parser alters error messages from constructors.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ C = TypeVar("C")
 
 
 def _convert(config: Any, **kinds: type[str] | type[Path]) -> None:
-    """Convert path fields of a frozen config, which may be given as str or as Path, to one type each."""
+    """Convert paths and strings in the named fields of a frozen config to the given types. Skip other values."""
     for name, kind in kinds.items():
         if isinstance(value := getattr(config, name), str | os.PathLike):
             object.__setattr__(config, name, kind(os.fspath(value)))
@@ -39,7 +39,7 @@ def _convert(config: Any, **kinds: type[str] | type[Path]) -> None:
 
 @dataclass(frozen=True)
 class Augment:
-    """Augmentation of training images. Unset options are chosen automatically."""
+    """Augmentation of training images. Options that are None are chosen automatically."""
 
     crop: Literal["resized", "padded", "none"] | None = None
     """resized: random crop at a random scale; padded: random crop of the padded image; none: the whole image."""
@@ -78,11 +78,11 @@ class Distillation:
     """Distillation from a teacher model (DeiT, arXiv 2012.12877)."""
 
     teacher: str | Path | None = None
-    """Checkpoint or catalog name of the teacher, which must have the same classes."""
+    """Checkpoint path or catalog name of the teacher, which must have the same classes."""
     distill: Literal["soft", "hard"] = "hard"
-    """soft: match the teacher's probabilities; hard: use its top-1 class as the label."""
+    """soft: match the teacher's probabilities; hard: use the teacher's top-1 class as the label."""
     distill_weight: float = 0.5
-    """Weight of the distillation loss, from 0 to 1; the label loss has the remaining weight."""
+    """Weight of the distillation loss, from 0 to 1; the label loss has weight 1 minus this value."""
     distill_temperature: float = 3.0
     """Softmax temperature of soft distillation."""
 
@@ -104,14 +104,14 @@ class Masking:
     mask_rate: float | None = None
     """Fraction of patches to mask; 0.75 for mae and 0.5 for mpp by default, as in the papers."""
     mpp_target: Literal["colour", "colours", "pixels"] = "colour"
-    """Target of mpp: mean colour of a patch (3 bits per channel), mean colours of its 4 x 4 cells, or its pixels."""
+    """mpp: predict the mean colour of a patch (3 bits per channel), the mean colours of 4 x 4 cells, or the pixels."""
     decoder_width: int | None = None
     """mae: width of the decoder; by default half of the encoder's width, but at most 512."""
     decoder_depth: int | None = None
     """mae: number of decoder blocks; by default a sixth of the encoder's depth, but at least 2 and at most 8."""
 
     def decoder_shape(self, encoder: ViTConfig) -> tuple[int, int]:
-        """Return the width and depth of MAE's decoder. The defaults depend on the encoder (see table 1 of MAE)."""
+        """Return the width and depth of the MAE decoder. The defaults depend on the encoder (MAE paper, table 1)."""
         width = self.decoder_width or min(max(encoder.width // 2 // 32, 1) * 32, 512)
         depth = self.decoder_depth or min(max(encoder.depth // 6, 2), encoder.depth, 8)
         return width, depth
@@ -134,11 +134,11 @@ class Segmenting:
     decoder: Literal["linear", "mask"] | None = None
     """linear: a linear layer on each patch; mask: a transformer over patch and class tokens (Segmenter)."""
     cells: int | None = None
-    """Linear decoder: number of cells per patch in each direction, for finer outlines."""
+    """Linear decoder: number of predictions per patch in each direction; more cells give finer outlines."""
     mask_blocks: int | None = None
     """Mask decoder: number of transformer blocks; 2 by default."""
     dice: float = 0.0
-    """Weight of the Dice loss, which is added to cross-entropy and improves results for small classes."""
+    """Weight of the Dice loss, which is added to the cross-entropy and helps with small regions."""
     ignore: tuple[str, ...] = ()
     """Classes to exclude from the loss and the metrics."""
 
@@ -151,6 +151,22 @@ class Segmenting:
             fail("cells", self.cells, "omitted with --decoder mask")
         if self.decoder == "linear" and self.mask_blocks is not None:
             fail("mask_blocks", self.mask_blocks, "omitted with --decoder linear")
+
+
+@dataclass(frozen=True)
+class TableTargets:
+    """Options for several labels or numbers per image, from a table (--task multilabel or regress)."""
+
+    target: tuple[str, ...] = ()
+    """Columns of the table to predict; multilabel: the column of labels, or one 0/1 column per class; regress: one or
+    several columns of numbers. By default, they are found by their names and values."""
+    loss: Literal["bce", "asymmetric", "smooth-l1", "mse"] | None = None
+    """multilabel: binary cross-entropy (bce, the default) or the asymmetric loss for many rare classes (arXiv
+    2009.14119); regress: smooth-l1 (the default, less sensitive to outliers) or mse."""
+
+    def check(self) -> None:
+        if len(set(self.target)) < len(self.target):
+            fail("target", " ".join(self.target), "distinct columns")
 
 
 # Integer fields with their minimum and maximum.
@@ -187,7 +203,7 @@ class Optim:
     clip: float = 1.0
     """Maximum gradient norm; 0 disables clipping."""
     ema: float | None = None
-    """Decay of an exponential moving average of the weights, such as 0.9998. The average is evaluated and saved."""
+    """Decay of a moving average of the weights, such as 0.9998. If set, the average is evaluated and saved."""
 
     def check(self) -> None:
         if self.lr is not None:
@@ -216,36 +232,39 @@ class TrainConfig:
     model: str | None = None
     """Model preset, such as ViT-S/16."""
     init: str | Path | None = None
-    """Weights to start from: the path of a checkpoint, a catalog name such as dinov2-s (see `vitreous info
-    --pretrained`), hf-hub:owner/name, or auto for the catalog entry that fits the data and the device. The head is
-    replaced if the classes differ."""
+    """Initial weights: a checkpoint path, a catalog name such as dinov2-s (see `vitreous info --pretrained`),
+    hf-hub:owner/name, or auto to choose from the catalog for the data and the device. The head is replaced if the
+    classes differ."""
     image_size: tuple[int, ...] = ()
     """Image size: one number, or height and width. Position embeddings of a checkpoint are resampled."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the model config, such as {"registers": 4, "position": Rotary2d()}."""
-    task: Literal["classify", "segment", "mae", "mpp"] = "classify"
-    """classify: one class per image; segment: one class per pixel; mae and mpp: masked pre-training without labels."""
+    task: Literal["classify", "multilabel", "regress", "segment", "mae", "mpp"] = "classify"
+    """classify: one class per image; multilabel: any number of classes per image; regress: numbers; segment: one class
+    per pixel; mae and mpp: masked pre-training without labels."""
     data_root: str | Path | None = None
     """Local copy of a data set that would otherwise be downloaded."""
     val_fraction: float = 0.2
     """Fraction of the training images to hold out if the data has no validation split."""
     value_range: tuple[float, float] | None = None
-    """Values of 16-bit images that become black and white, such as 0 4095 for 12-bit data; stored in the checkpoint."""
+    """Values of 16-bit images that map to black and white, such as 0 4095 for 12-bit data. Saved with the model."""
     seed: int = 0
     """Random seed for the split, initial weights, data order, augmentation and dropout."""
 
     train_only: Literal["all", "head", "lora", "lda"] | None = None
-    """all: all weights; head: only the head or decoder (linear probe); lora: the head, and LoRA in all blocks; lda: the
-    head by linear discriminant analysis, in one pass over the images. `vitreous extend` can then add classes."""
+    """all: all weights; head: only the head or decoder (linear probe); lora: the head, and LoRA matrices in all blocks;
+    lda: the head, by linear discriminant analysis in one pass over the images (`vitreous extend` can add classes)."""
     lora_rank: int = 8
     """Rank of the LoRA matrices (with --train-only lora)."""
+    cache_features: bool | None = None
+    """With train_only="head": compute the features of each image once. By default if images are only flipped."""
     smoothing: float = 0.0
     """Label smoothing."""
     balance: float | None = None
     """Logit adjustment for imbalanced classes (arXiv 2007.07314), from 0 to 1: 0 disables it; with 1, all classes are
     equally likely for the model."""
     stochastic_depth: float | None = None
-    """Drop rate of the last block; earlier blocks have lower rates."""
+    """Stochastic depth: drop rate of the last block; earlier blocks have lower rates."""
     dropout: float | None = None
     """Dropout rate of the embedding and the hidden layers."""
     patch_dropout: float | None = None
@@ -257,39 +276,40 @@ class TrainConfig:
     distillation: Distillation = field(default_factory=Distillation)
     masking: Masking = field(default_factory=Masking)
     segmenting: Segmenting = field(default_factory=Segmenting)
+    targets: TableTargets = field(default_factory=TableTargets)
 
     out: str | Path | None = None
     """Run folder; by default the first of runs/NAME, runs/NAME-2, ... that does not exist."""
     resume: bool = False
     """Resume the run in --out from its last checkpoint."""
     allow_data_change: bool = False
-    """With --resume: accept added and removed images. Old images keep their split; new ones are used for training."""
+    """With --resume: accept added and removed images. Existing images keep their split; new images are for training."""
 
     epochs: float | None = None
     """Number of epochs."""
     steps: int | None = None
     """Number of optimizer steps, instead of --epochs."""
     batch_size: int | Literal["auto"] | None = None
-    """Images per step across all processes; auto is the largest batch that fits in half of the free memory."""
+    """Images per step across all processes; auto chooses the largest batch that fits in half of the free memory."""
     accumulate: int = 1
     """Gradient accumulation: number of micro-batches per step in each process."""
 
     device: str = "auto"
     """auto, cpu, mps, cuda or cuda:N; auto uses a GPU if available."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Compute precision; weights stay in fp32. auto is bf16 on GPUs that support it, otherwise fp32."""
+    """Compute precision; weights stay in fp32. auto chooses bf16 on GPUs that support it, and fp32 otherwise."""
     keep_images: Literal["gpu", "memory", "no"] | None = None
-    """Keep decoded training images on the GPU or in main memory. By default they are kept where they fit."""
+    """Keep decoded training images on the GPU or in main memory. By default, they are kept wherever they fit."""
     workers: int | None = None
     """Number of data-loading processes."""
     decode: Literal["auto", "exact", "fast"] = "auto"
-    """JPEG decoding in training: fast decodes at a reduced scale; auto uses fast until the last tenth of the run, and
-    exact decoding for images that are kept."""
+    """JPEG decoding of training images. fast: decode at a reduced scale; exact: decode at full size; auto: exact for
+    images that are kept in memory and in the last tenth of the run, otherwise fast."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Strategy for multiple processes (torchrun)."""
     compile: bool | Literal["blocks"] | None = None
-    """True: compile the whole model with torch.compile; "blocks": only its transformer blocks, which takes seconds
-    instead of a minute. By default, the blocks are compiled on a GPU if that makes the run shorter."""
+    """True: compile the whole model with torch.compile; "blocks": compile only the transformer blocks, which takes
+    seconds instead of a minute. By default, the blocks are compiled on a GPU if that makes the run shorter."""
     checkpoint_blocks: bool = False
     """Activation checkpointing: recompute blocks in the backward pass to save memory."""
 
@@ -312,9 +332,9 @@ class TrainConfig:
         _convert(self, data=str, init=str, data_root=Path, out=Path)
 
     def check(self) -> None:
-        """Raise if a value is invalid. `Task.check` rejects options that the task does not use."""
+        """Raise BadValue if a value is invalid. `Task.check` rejects options that the task does not use."""
         check_words(self)
-        for group in (self.optim, self.augment, self.distillation, self.masking, self.segmenting):
+        for group in (self.optim, self.augment, self.distillation, self.masking, self.segmenting, self.targets):
             group.check()
         if self.model is not None and self.init is not None:
             fail("model", self.model, "omitted with --init, because the checkpoint defines the architecture")
@@ -330,6 +350,8 @@ class TrainConfig:
             check_real("balance", self.balance, 0, 1)
         if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
             raise BadValue(f"lora_rank is {self.lora_rank}, but it has no effect without --train-only lora")
+        if self.train_only != "head" and self.cache_features:
+            raise BadValue('cache_features is True, but it has no effect without train_only="head"')
         if not self.data and not self.resume:
             raise BadValue("data is required: a folder, a file or a data set name (see `vitreous train --help`)")
         if self.epochs is not None:
@@ -349,9 +371,9 @@ class TrainConfig:
             raise BadValue("--allow-data-change can only be used with --resume")
 
 
-# Task-specific options. `Task.options` lists those that a task uses.
+# Task-specific options. `Task.options` lists the options that a task uses.
 TASK_OPTIONS = frozenset({"smoothing", "balance", "flip_test", "mixup", "cutmix"}).union(
-    *(vars(group()) for group in (Distillation, Masking, Segmenting))
+    *(vars(group()) for group in (Distillation, Masking, Segmenting, TableTargets))
 )
 
 
@@ -362,7 +384,7 @@ def typed_overrides(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Return all fields of a config by name, including nested ones. Names are unique."""
+    """Return all fields of a config by name, including nested fields. Names are unique."""
     fields = dict(vars(config))
     for name in [name for name, value in fields.items() if dataclasses.is_dataclass(value)]:
         fields |= flatten(fields.pop(name))
@@ -370,7 +392,7 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def with_fields(config: C, fields: Mapping[str, Any]) -> C:
-    """Replace fields by name, including nested ones: with_fields(config, {"seed": 1, "flip": 0.5})."""
+    """Replace fields by name, including nested fields: with_fields(config, {"seed": 1, "flip": 0.5})."""
     known = {*vars(config), *flatten(config)}
     if unknown := next((name for name in fields if name not in known), None):
         raise BadValue(f"{unknown!r} is not a field of {type(config).__name__}{suggestion(unknown, known)}")

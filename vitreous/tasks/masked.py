@@ -1,4 +1,4 @@
-"""Self-supervised pre-training on masked patches: MAE, and the masked patch prediction of the ViT paper.
+"""Self-supervised pre-training on masked patches: MAE and masked patch prediction (ViT paper, appendix B.1.2).
 
 b: batch; n: patches.
 """
@@ -28,7 +28,7 @@ from vitreous.tasks.base import SMALL, Choice, Finished, Task, padded_if
 from vitreous.tasks.config import TrainConfig
 from vitreous.weights.load import Checkpoint
 
-FIGURES = 6  # images in the reconstruction figure
+FIGURES = 6  # number of images in the reconstruction figure
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Losses:
 
 
 class Masked(Task):
-    """Base class of tasks that mask patches and predict them."""
+    """Base class of tasks that predict masked patches."""
 
     metric, larger_is_better, labelled = "loss", False, False
     title: ClassVar[str]
-    caption = "Validation images, their visible patches, and the predicted hidden patches."
-    random_sets = 1  # number of random values per patch
+    caption = "Validation images, their visible patches, and the model's predictions of the masked patches."
+    random_sets = 1  # number of random numbers per patch
 
     def __init__(self, config: TrainConfig, model: Model):
         if not isinstance(model, ViT):
@@ -75,7 +75,7 @@ class Masked(Task):
         raise NotImplementedError
 
     def predict(self, module: nn.Module, images: Tensor, unit: Tensor, numbers: Tensor) -> Filled:
-        """Mask and predict patches. `unit` contains the images in [0, 1]; `numbers` selects the patches to mask."""
+        """Mask and predict patches. `unit`: images in [0, 1]; `numbers`: random numbers that select masked patches."""
         raise NotImplementedError
 
     @classmethod
@@ -91,12 +91,12 @@ class Masked(Task):
         return self._inputs(augment(batch.images, rng, self.augmentation), rng, batch.labels)
 
     def prepare_evaluation(self, batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
-        """Return the inputs of `predict`. An image has the same mask in every evaluation, so losses are comparable."""
+        """Return the inputs of `predict`. An image gets the same mask in every evaluation, so losses are comparable."""
         unit = batch.images.to(device, non_blocking=True).float() / 255
         return self._inputs(unit, SampleRng(self.config.seed, 0, batch.keys.cpu()), batch.labels)
 
     def _inputs(self, unit: Tensor, rng: SampleRng, labels: Tensor) -> tuple[Tensor, ...]:
-        """Return normalised images, images in [0, 1], random numbers for the mask, and image weights."""
+        """Return the normalised images, the images in [0, 1], random numbers for the mask, and image weights."""
         (gh, gw), sets = self.model.config.grid, self.random_sets
         numbers = rng.to(unit.device).uniform("hidden", sets * gh * gw).view(-1, sets, gh * gw)
         readable = (labels >= 0).float().to(unit.device, non_blocking=True)
@@ -154,16 +154,16 @@ class Masked(Task):
 
 
 class Mae(Masked):
-    """Masked autoencoder (arXiv 2111.06377): a light decoder predicts the pixels of the masked patches."""
+    """Masked autoencoder (arXiv 2111.06377): a lightweight decoder predicts the pixels of the masked patches."""
 
     title = "Masked autoencoding"
-    caption = f"{Masked.caption} The model predicts normalised patches; mean and contrast are taken from the image."
+    caption = f"{Masked.caption} Predicted patches are normalised; their mean and contrast are taken from the image."
     options = frozenset({"mask_rate", "decoder_width", "decoder_depth"})
 
     @classmethod
     def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
         model, given = cls.planned_config(config, data, init), config.masking
-        if not isinstance(model, ViTConfig):  # the constructor of the task rejects it
+        if not isinstance(model, ViTConfig):  # rejected by the constructor of the task
             return []
         width, depth = given.decoder_shape(model)
         reason = f"for an encoder of width {model.width} and depth {model.depth}"
@@ -183,7 +183,7 @@ class Mae(Masked):
 
 
 class Mpp(Masked):
-    """Masked patch prediction (appendix B.1.2 of the ViT paper): predicts the colours or pixels of masked patches."""
+    """Masked patch prediction (ViT paper, appendix B.1.2): predicts the colours or pixels of masked patches."""
 
     title = "Masked patch prediction"
     random_sets = 3

@@ -1,7 +1,7 @@
 """Segmentation metrics: IoU, pixel accuracy and confusion, and boundary F-scores.
 
 For each image, only a sparse confusion matrix and the boundary F-scores of its classes are kept (a few hundred bytes).
-They are sufficient to merge the results of batches and processes and to find the worst images.
+This is enough to merge the results of batches and processes, and to find the worst images.
 
 n: images; k: classes; h, w: height and width.
 """
@@ -44,7 +44,7 @@ class SegmentClassMetrics:
 
 @dataclass(frozen=True)
 class SegmentEvaluation:
-    """Evaluation of n predicted masks; `of` evaluates a batch and `join` merges batches."""
+    """Evaluation of n predicted masks. `of` evaluates a batch, and `join` merges batches."""
 
     indices: Int[Tensor, "n"]  # positions of the images in their source
     readable: Bool[Tensor, "n"]
@@ -95,14 +95,15 @@ class SegmentEvaluation:
     def join(cls, parts: Sequence["SegmentEvaluation"]) -> "SegmentEvaluation":
         """Merge evaluations in the order of their indices, counting each image once."""
         if not parts:
-            raise ValueError("nothing to join: no batch was evaluated")
+            raise ValueError("cannot merge evaluations: no batches were evaluated")
         if any(part.classes != parts[0].classes for part in parts):
-            raise ValueError("cannot join evaluations with different classes")
+            counts = sorted({len(part.classes) for part in parts})
+            raise ValueError(f"cannot merge evaluations with different classes (numbers of classes: {counts})")
         indices = torch.cat([part.indices for part in parts])
         first = torch.from_numpy(np.unique(indices.numpy(), return_index=True)[1])
         places = torch.full((len(indices),), -1)
         places[first] = torch.arange(len(first))
-        # New row of each image of each part; -1 for duplicates.
+        # For each part, the new row of each of its images, or -1 for duplicates.
         own = torch.split(places, [len(part.indices) for part in parts])
 
         def moved(tables: Sequence[Tensor]) -> Tensor:
@@ -201,7 +202,7 @@ def segment_source(
     ranks: int = 1,
     progress: Report = silent,
 ) -> SegmentEvaluation:
-    """Evaluate a predictor, at full size, on the images of process `rank` of `ranks`."""
+    """Evaluate a predictor at full image size, on the images that belong to process `rank` of `ranks`."""
     mine = [index for batch in rank_batches(len(source), predictor.batch_size, rank, ranks) for index in batch]
     if not mine:  # more processes than images: add a duplicate, which `join` drops
         return SegmentEvaluation.unreadable(0, classes, ())
@@ -217,7 +218,7 @@ def segment_source(
                 truth = source.mask(index)
                 if result.mask.shape != truth.shape:
                     sizes = [" x ".join(map(str, array.shape)) for array in (truth, result.mask)]
-                    problem = f"the mask is {sizes[0]} pixels, but the image is {sizes[1]}"
+                    problem = f"the mask has {sizes[0]} pixels, but the image has {sizes[1]}"
             except (UnreadableImage, OSError) as error:
                 problem = f"the mask is unreadable: {error}"
         if problem is not None:
@@ -234,7 +235,7 @@ TOLERANCE = 0.0075  # fraction of the image diagonal
 
 
 def boundary_scores(predicted: Ids, masks: Ids, classes: int) -> Float[Tensor, "n {classes}"]:
-    """Return the boundary F-score of each class in each image, or NaN if the class has no outline there."""
+    """Return the boundary F-score of each class in each image, or NaN if the class has no outline in that image."""
     truth = torch.where(masks == IGNORED, predicted.to(masks.dtype), masks)  # ignored pixels count as correct
     predicted_outlines, true_outlines = outlines(predicted), outlines(truth)
     radius = tolerance((masks.shape[1], masks.shape[2]))
@@ -264,7 +265,7 @@ def outlines(ids: Ids) -> UInt8[Tensor, "n h w"]:
 def _near(
     outline: UInt8[Tensor, "n h w"], reference: UInt8[Tensor, "n h w"], radius: int, classes: int
 ) -> tuple[Float[Tensor, "n {classes}"], Float[Tensor, "n {classes}"]]:
-    """Return, per class, the number of outline pixels within `radius` of the reference, and of all outline pixels."""
+    """Count the outline pixels of each class: those within `radius` of the reference outline, and all of them."""
     n, h, w = outline.shape
     step = w + 2 * radius
     around = F.pad(reference, (radius,) * 4, value=IGNORED).flatten()

@@ -1,12 +1,29 @@
 """Training: `run.py` implements `vitreous.train`, from the config to the report.
 
-defaults.py completes the config. setup.py builds the model, the training step with its optimizer (optim.py) and the
-data loaders, and compiles the step (compiling.py). progress.py displays and logs metrics, distributed.py handles
-multiple processes, run_folder.py and checkpoint.py save and resume runs, and run_report.py evaluates the best model and
-writes the report. lda_head.py and cached_head.py train only the head, on features that frozen_features.py computes
-once; extend.py implements `vitreous.extend`. The run config and all task-specific code are in `vitreous.tasks`.
+defaults.py completes the config. setup.py builds the model, the training step and its optimizer (optimizer_step.py),
+and the data loaders, and compiles the step (compiling.py). progress.py displays and logs metrics, ddp_fsdp.py handles
+multiple processes, run_folder.py and checkpoint.py save and resume runs, and run_results.py evaluates the best model
+and writes the report. lda_head.py and cached_head.py train only the head, on features that frozen_features.py computes
+once. extend.py implements `vitreous.extend`. The run config and all task-specific code are in `vitreous.tasks`.
 """
 
-from vitreous.tasks.config import Augment, Distillation, Masking, Optim, Segmenting, TrainConfig
+from typing import TYPE_CHECKING
 
-__all__ = ["Augment", "Distillation", "Masking", "Optim", "Segmenting", "TrainConfig"]
+from vitreous.common.lazy_names import lazy_names
+from vitreous.tasks.config import Augment, Distillation, Masking, Optim, Segmenting, TableTargets, TrainConfig
+
+if TYPE_CHECKING:
+    from vitreous.training.extend import Extension as Extension
+    from vitreous.training.run import Interrupted as Interrupted
+    from vitreous.training.run import Run as Run
+    from vitreous.training.run import train as train
+
+_HOMES = {
+    "Extension": "vitreous.training.extend",
+    "Interrupted": "vitreous.training.run",
+    "Run": "vitreous.training.run",
+    "train": "vitreous.training.run",
+}
+__all__ = ["Augment", "Distillation", "Masking", "Optim", "Segmenting", "TableTargets", "TrainConfig", *_HOMES]
+if not TYPE_CHECKING:  # mypy would accept any name
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

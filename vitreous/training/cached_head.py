@@ -1,9 +1,10 @@
-"""`--train-only head` on features that are computed once per image, because the encoder is frozen.
+"""Implements `--train-only head` with features that are computed once per image, because the encoder is frozen.
 
-This is possible if images are only mirrored: the features of each image and of its mirror image are kept. Otherwise
-(random crops, colours, mixup, dropout in the encoder), features differ in every epoch, and the ordinary path is used.
+This is possible if flipping is the only augmentation: the features of each image and of its mirror image are kept.
+With random crops, colour jitter, mixup or dropout in the encoder, features differ in every epoch, so the encoder runs
+in every step.
 
-b: batch; n: images; d: width of the features.
+b: batch; n: images; d: feature width.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,31 +13,33 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from vitreous.common.distributed import World
 from vitreous.common.rng import SampleRng
-from vitreous.common.world import World
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch, BatchSlice, Reader, Request, schedule
+from vitreous.data.loader import Batch, BatchSlice, Request, schedule
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.features import slices
 from vitreous.inference.engine import evaluation_mode, mixed_precision
 from vitreous.model.options import Dropout
-from vitreous.model.protocol import Model
-from vitreous.tasks.base import SAMPLES, Task
-from vitreous.tasks.classification_metrics import Evaluation
-from vitreous.tasks.classify import Classify, smooth_targets
+from vitreous.model.protocol import Model, ModelConfig
+from vitreous.tasks.all_tasks import TASKS
+from vitreous.tasks.base import SAMPLES, Results, Task
+from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import TrainConfig
 from vitreous.training.frozen_features import FrozenFeatures, frozen_features
 
-ROWS = 8192  # images per batch of an evaluation
+ROWS = 8192  # images per evaluation batch
 
 
-def can_cache(config: TrainConfig, task: type[Task], model: Model) -> bool:
-    """True if the head can be trained on features that are computed once."""
-    if config.train_only != "head" or config.parallel != "ddp" or config.precision == "fp16" or task is not Classify:
+def can_cache(config: TrainConfig, task: type[Task], encoder: ModelConfig) -> bool:
+    """Return True if the head can be trained on features that are computed only once."""
+    if config.train_only != "head" or config.parallel != "ddp" or config.precision == "fp16":
         return False
-    if config.distillation.teacher is not None or len(model.heads) != 1:
+    if not issubclass(task, Classify) or task not in TASKS.values():  # other tasks may override what CachedHead needs
         return False
-    images, encoder = config.augment.on(Augmentation()), model.config
+    if config.distillation.teacher is not None or encoder.distillation_token or config.flip_test:
+        return False
+    images = config.augment.on(Augmentation())
     mixed = images.colour_jitter or images.erasing or images.mixup or images.cutmix
     rates = [getattr(encoder, name, 0.0) for name in ("stochastic_depth", "patch_dropout")]
     rates += vars(getattr(encoder, "dropout", Dropout())).values()
@@ -44,7 +47,7 @@ def can_cache(config: TrainConfig, task: type[Task], model: Model) -> bool:
 
 
 class FeatureHead(nn.Module):
-    """The head of a model, applied to features. Contains the whole model, which checkpoints need."""
+    """Applies the head of a model to features. Contains the whole model, which checkpoints need."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -55,8 +58,13 @@ class FeatureHead(nn.Module):
         return head(features)
 
 
+def with_cached_features(task: type[Task]) -> type[Task]:
+    """Return a subclass of a task that trains the head on features that are computed once."""
+    return type(f"Cached{task.__name__}", (CachedHead, task), {})
+
+
 class CachedHead(Classify):
-    """Classification with a frozen encoder, on batches of features."""
+    """Mixin for a task that trains only the head, on batches of cached features."""
 
     long_steps = False
     loader: "FeatureLoader"
@@ -64,38 +72,31 @@ class CachedHead(Classify):
     def module(self) -> nn.Module:
         return FeatureHead(self.model)
 
-    def own_loader(
+    def train_loader(
         self, data: DataSet, world: World, batch_slice: BatchSlice, precision: torch.dtype
     ) -> "FeatureLoader":
         self.loader = FeatureLoader(self.model, self.config, data, world, batch_slice, precision)
         return self.loader
 
-    def own_evaluation(self, source: Source) -> list[Batch]:
+    def evaluation_batches(self, source: Source) -> list[Batch]:
         return self.loader.evaluation(source)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         assert batch.features is not None
-        targets = smooth_targets(batch.labels, self.model.config.num_classes, self.config.smoothing)
-        return batch.features, targets, (batch.labels >= 0).float()
+        return batch.features, self.targets(batch), (batch.labels >= 0).float()
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Evaluation:
-        device, parts = next(module.parameters()).device, []
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
+        device = next(module.parameters()).device
         with evaluation_mode(module), mixed_precision(device, precision):
-            for batch in batches:
-                scores = module(batch.features)
-                parts.append(
-                    Evaluation.of(scores, batch.labels, self.model.config.labels, batch.indices, batch.problems)
-                )
-        return Evaluation.join(parts)
+            parts = [self.results_of(batch, module(batch.features)) for batch in batches]
+        return type(parts[0]).join(parts)
 
     def samples(self, batch: Batch) -> UInt8[Tensor, "k c h w"]:
-        config, indices = self.model.config, batch.indices[:SAMPLES]
-        reader = Reader(self.loader.source, config.image_size, config.channels, config.preprocessing)
-        return reader[Request(0, indices, indices)].images
+        return self.images(self.loader.source, batch.indices[:SAMPLES].tolist())
 
 
 class FeatureLoader:
-    """Batches of features, in the order of the other loaders. The features of a split are computed on first use."""
+    """Loads batches of features in the same order as the image loaders. Features are computed on first use."""
 
     def __init__(
         self,
@@ -108,10 +109,10 @@ class FeatureLoader:
     ):
         self.model, self.config, self.source = model, config, data.train
         self.world, self.place, self.precision = world, place, precision
-        self.known: dict[tuple[int, bool], tuple[Source, FrozenFeatures]] = {}  # sources are kept, so ids stay unique
+        self.known: dict[tuple[int, bool], tuple[Source, FrozenFeatures]] = {}  # a stored source keeps its id unique
 
     def features(self, source: Source, mirrored: bool = False) -> FrozenFeatures:
-        """Return the features of a source on the device. All processes must call this."""
+        """Return the features of all images of a source, on the device. All processes must call this."""
         key = (id(source), mirrored)
         if key not in self.known:
             log = print if self.world.first else lambda line: None
@@ -120,7 +121,7 @@ class FeatureLoader:
         return self.known[key][1]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the training batches. An image is mirrored in the epochs in which `augment` would flip it."""
+        """Yield the batches of steps `start` to `stop`. Images are mirrored in epochs when `augment` flips them."""
         config, flip = self.config, self.config.augment.flip or 0.0
         plain = self.features(self.source)
         mirrored = self.features(self.source, mirrored=True) if flip else plain
@@ -135,7 +136,7 @@ class FeatureLoader:
             problems = []
 
     def evaluation(self, source: Source) -> list[Batch]:
-        """Return this process's slice of a split. As in `EvalLoader`, all processes get the same number of images."""
+        """Return this process's batches of a split. All processes get the same number of images, as in `EvalLoader`."""
         found, world = self.features(source), self.world
         count = len(source)
         mine = torch.arange(world.rank, -(-count // world.size) * world.size, world.size).clamp(max=count - 1)

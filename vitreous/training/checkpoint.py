@@ -1,7 +1,8 @@
-"""Training checkpoints. Each is written to a temporary folder and renamed, so a crash cannot corrupt the previous one.
+"""Training checkpoints, written to a temporary folder that is then renamed, so that a crash cannot corrupt them.
 
-A checkpoint is a model folder that `vitreous.load` reads, plus a `training/` subfolder with the weights, optimizer
-state and weight averages as safetensors, which torch.distributed.checkpoint can load in any number of processes.
+A checkpoint is a model folder that `vitreous.load` reads, with an additional subfolder `training/`. The subfolder
+contains the weights, optimizer state and weight averages as safetensors, which torch.distributed.checkpoint can load
+in any number of processes.
 """
 
 import json
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -27,44 +29,49 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from vitreous.common.atomic_files import atomic_folder, foreign_files
 from vitreous.common.codec import from_dict
-from vitreous.common.text import plural
+from vitreous.common.distributed import World
 from vitreous.common.untrusted_files import read_json_object
-from vitreous.common.world import World
 from vitreous.model.protocol import Model
-from vitreous.training.optim import Ema, Optimizers, unsharded
+from vitreous.training.optimizer_step import Ema, Optimizers, unsharded
 from vitreous.weights.native import CARD, FILES, write_files
 
 CHECKSUMS, PROGRESS = "checksums.json", "progress.json"
 CONTENTS = (*FILES, PROGRESS, CHECKSUMS, "training/*.safetensors")  # files in a checkpoint
 STEP = re.compile(r"step-\d{8,}")  # copies of earlier checkpoints
-SMALL_BYTES = 1 << 22  # checkpoints of models with at most this many bytes of weights are written without delay
-SAVE_INTERVAL = 50  # minimum time between large checkpoints, as a multiple of the time to write one
+SMALL_BYTES = 1 << 22  # models with at most this many bytes of weights are saved after every evaluation
+SAVE_INTERVAL = 50  # minimum time between large checkpoints, as a multiple of the time to write a checkpoint
 INSTEAD = "resume from an earlier checkpoint by renaming its step-* folder to last, or start a new run"
+
+
+ADDED = {"best_loss", "loss_scale", "loss_scale_age"}  # fields of Progress that early versions did not store
 
 
 @dataclass
 class Progress:
-    """Progress of a run at a checkpoint."""
+    """Current step, best result and training time of a run, as saved in a checkpoint."""
 
     step: int = 0
     best: float = -1e300  # larger is better; losses are negated
-    best_loss: float = 1e300  # breaks ties; missing in runs of early versions
+    best_loss: float = 1e300  # breaks ties
     best_step: int = 0
-    since_best: int = 0  # evaluations since the best one
+    since_best: int = 0  # number of evaluations since the best result
     seconds: float = 0.0
+    loss_scale: float = 0.0  # of fp16; 0 if unused
+    loss_scale_age: int = 0  # steps since the scale changed
 
 
 @dataclass(frozen=True)
 class State:
-    """Model, optimizers and weight average of a run."""
+    """State of a run: model, optimizers, gradient scaler and moving average (EMA) of the weights."""
 
     model: Model
     module: nn.Module  # the module that the task trains, which contains the model
     optimizers: Optimizers
     ema: Ema | None
+    scaler: torch.amp.GradScaler
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name. Loading a checkpoint into them restores the run."""
+        """Return all tensors of the state by name. A run is restored by loading a checkpoint into these tensors."""
         weights = dict(self.module.named_parameters())
         tensors = {f"weights.{name}": weight.detach() for name, weight in weights.items()}
         tensors |= {f"buffers.{name}": buffer for name, buffer in self.module.named_buffers()}
@@ -98,6 +105,9 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 def save(folder: Path, state: State, progress: Progress, world: World, provenance: Mapping[str, Any]) -> None:
     """Write a checkpoint. All processes must call this."""
+    if state.scaler.is_enabled():
+        scaling = state.scaler.state_dict()
+        progress.loss_scale, progress.loss_scale_age = scaling["scale"], scaling["_growth_tracker"]
     model, weights = state.export()
     with atomic_folder(folder, ours=CONTENTS) if world.first else nullcontext(None) as mine:
         aside = world.gather(mine)[0]
@@ -108,7 +118,7 @@ def save(folder: Path, state: State, progress: Progress, world: World, provenanc
             shards = HuggingFaceStorageWriter(str(aside / "training"), save_distributed=True)
             save_shards(state.tensors(), storage_writer=shards)
         world.wait()
-        # Only the first process lists the files: on a network file system, others may not see all of them yet.
+        # Only the first process lists the files: on a network file system, other processes may not see all files yet.
         names = world.first_only(lambda: [name for name in foreign_files(aside, ()) if name != CARD])
         sums = checksums(aside, names, world)
         if world.first:
@@ -120,9 +130,10 @@ def save(folder: Path, state: State, progress: Progress, world: World, provenanc
 class Saver:
     """Writes `best/` and `last/` during a run.
 
-    Small checkpoints are written after every evaluation. A large one can take longer than an epoch to write, so the
-    time between them is at least SAVE_INTERVAL times as long. Until then, the best weights stay in memory. `best/` is
-    written before `last/`, so a run that is killed in between resumes with an earlier best score, never a later one.
+    Small checkpoints are written after every evaluation. Writing a large checkpoint can take longer than an epoch, so
+    the time between large checkpoints is at least SAVE_INTERVAL times the time to write one. Until then, the best
+    weights are kept in memory. `best/` is written before `last/`, so the best score recorded in `last/` is never newer
+    than the weights in `best/`.
     """
 
     def __init__(self, folder: Path, state: State, world: World, keep: int, minutes: float):
@@ -132,16 +143,16 @@ class Saver:
         self.best: tuple[Model, dict[str, Tensor], Mapping[str, Any]] | None = None  # not yet written
 
     def due(self, evaluated: bool = False) -> bool:
-        """True if a checkpoint should be written now. The result may differ between processes."""
+        """Return True if a checkpoint should be written now. The result may differ between processes."""
         elapsed = time.monotonic() - self.saved
         return elapsed >= 60 * self.minutes or (evaluated and (self.small or elapsed >= SAVE_INTERVAL * self.took))
 
     def keep_best(self, provenance: Mapping[str, Any]) -> None:
-        """Keep a copy of the current weights as the best ones. All processes must call this."""
+        """Keep a copy of the current weights as the best weights. All processes must call this."""
         self.best = (*self.state.export(), provenance)
 
     def save(self, progress: Progress) -> None:
-        """Write the best model, if it is new, and the state of the run. All processes must call this."""
+        """Write the state of the run, and the best model if it has changed. All processes must call this."""
         started = time.monotonic()
         if self.best is not None and self.world.first:
             model, weights, provenance = self.best
@@ -193,9 +204,12 @@ def load(folder: Path, state: State, world: World) -> Progress:
         raise ValueError(f"{folder / 'training'} cannot be read: {str(error).splitlines()[0]}; {INSTEAD}") from error
     if left := sorted(stored - tensors.keys()):
         raise ValueError(
-            f"{folder} cannot be resumed: it has {plural(len(left), 'unexpected tensor')}, such as {left[-1]}. "
-            "Restore the original config.json of the run"
+            f"{folder} cannot be resumed: unexpected tensor {left[-1]} ({len(left)} in total); "
+            "restore the original config.json of the run"
         )
+    if state.scaler.is_enabled() and progress.loss_scale:
+        scaling = {"scale": progress.loss_scale, "_growth_tracker": progress.loss_scale_age}
+        state.scaler.load_state_dict(state.scaler.state_dict() | scaling)
     return progress
 
 
@@ -206,8 +220,8 @@ def read_progress(folder: Path) -> Progress:
     try:
         progress = from_dict(Progress, document, "progress")
         numbers = asdict(progress)
-        if missing := sorted({field.name for field in fields(Progress)} - {"best_loss"} - document.keys()):
-            raise ValueError(f"progress is missing {', '.join(missing)}")
+        if missing := sorted({field.name for field in fields(Progress)} - ADDED - document.keys()):
+            raise ValueError(f"missing fields: {', '.join(missing)}")
         if wrong := [name for name, value in numbers.items() if not math.isfinite(value)]:
             raise ValueError(f"progress.{wrong[0]} must be finite, got {numbers[wrong[0]]}")
         if wrong := [name for name, value in numbers.items() if value < 0 and name not in ("best", "best_loss")]:
@@ -220,13 +234,13 @@ def read_progress(folder: Path) -> Progress:
 
 
 def checksums(folder: Path, names: Sequence[str], world: World) -> dict[str, str]:
-    """Return the CRC-32 of each file. All processes must call this; each of them reads some of the files."""
+    """Return the CRC-32 of each file. All processes must call this; each process reads some of the files."""
     mine = {name: _crc32(folder / name) for name in names[world.rank :: world.size]}
     return {name: value for part in world.gather(mine) for name, value in sorted(part.items())}
 
 
 def verify(folder: Path, world: World) -> None:
-    """Raise if a checkpoint file is missing or damaged. Checkpoints without checksums are accepted."""
+    """Raise ValueError if a checkpoint file is missing or damaged. Checkpoints without checksums are accepted."""
     if not (folder / CHECKSUMS).exists():
         return
     expected = read_json_object(folder / CHECKSUMS)

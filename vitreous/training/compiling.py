@@ -1,7 +1,7 @@
 """Compiles models with torch.compile before the first step, by default only if that makes the run shorter.
 
---compile compiles the whole model, with CUDA graphs if possible, which gives the fastest steps but takes a minute. The
-automatic choice compiles only the transformer blocks. All blocks share their code, so it is compiled once.
+--compile compiles the whole model, with CUDA graphs if possible. This gives the fastest steps but takes a minute. By
+default, only the transformer blocks are compiled; all blocks run the same code, which is compiled only once.
 """
 
 import time
@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from vitreous.common.distributed import World
 from vitreous.common.text import roughly, single_spaced
-from vitreous.common.world import World
 from vitreous.tasks.base import Choice
 from vitreous.tasks.config import TrainConfig
 
-# Measured on an H200: blocks of a ViT-S take 9.5 s to compile, and make a step 1.33 times as fast.
+# Measured on an H200 with ViT-S: compiling the blocks takes 9.5 s and makes a step 1.33 times as fast.
 COMPILE_SECONDS, SPEED_UP = 10.0, 1.3
 WARM_UP, MEASURED = 3, 5  # steps
-# The whole model must be compiled again for evaluations, which is not worth it unless there are many.
+# The model must be compiled separately for evaluation. This only pays off with at least this many evaluated images.
 EVALUATED_IMAGES = 500_000
 
 
@@ -42,12 +42,12 @@ def compile_blocks(blocks: Sequence[nn.Module]) -> None:
 def choose_compile(
     rehearse: Callable[[], None], steps: int, blocks: Sequence[nn.Module], config: TrainConfig, world: World
 ) -> Choice:
-    """Compile the blocks if that makes the run shorter. `rehearse` computes a step without changing the weights."""
+    """Compile the blocks if that makes the run shorter. `rehearse` runs a training step without updating weights."""
     if not blocks or config.parallel == "fsdp":
-        return Choice("compile", False, "not supported for this model or --parallel fsdp")
+        return Choice("compile", False, "not supported for this model or with --parallel fsdp")
     seconds = max(world.gather(steps * seconds_per_step(rehearse, world.device)))  # the same choice in all processes
     if seconds * (1 - 1 / SPEED_UP) < COMPILE_SECONDS:
-        return Choice("compile", False, f"all steps take only about {roughly(seconds)}")
+        return Choice("compile", False, f"all steps together take only about {roughly(seconds)}")
     compile_blocks(blocks)
     reason = ""
     try:
@@ -58,11 +58,11 @@ def choose_compile(
         for block in blocks:
             block._compiled_call_impl = None
         return Choice("compile", False, f"torch.compile failed: {reason}")
-    return Choice("compile", "blocks", f"without it, all steps would take about {roughly(seconds)}")
+    return Choice("compile", "blocks", f"without compiling, all steps together would take about {roughly(seconds)}")
 
 
 def seconds_per_step(rehearse: Callable[[], None], device: torch.device) -> float:
-    """Measure steps after a warm-up."""
+    """Return the mean duration of a step in seconds, measured after a few warm-up steps."""
     repeat(rehearse, WARM_UP, device)
     started = time.perf_counter()
     repeat(rehearse, MEASURED, device)
@@ -70,7 +70,7 @@ def seconds_per_step(rehearse: Callable[[], None], device: torch.device) -> floa
 
 
 def repeat(rehearse: Callable[[], None], times: int, device: torch.device) -> None:
-    """Compute several steps, and wait for the device."""
+    """Call `rehearse` several times, then wait for the device to finish."""
     for _ in range(times):
         rehearse()
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Chooses all settings of a run that its config leaves open. docs/measured.md has the measurements behind them."""
+"""Chooses all settings that a config does not specify. The choices are based on measurements in docs/measured.md."""
 
 import dataclasses
 import itertools
@@ -16,9 +16,9 @@ import torch
 
 from vitreous.common.checks import BadValue
 from vitreous.common.device import free_memory
+from vitreous.common.distributed import World
 from vitreous.common.text import plural
 from vitreous.common.threads import cores
-from vitreous.common.world import World
 from vitreous.data.image import UnreadableImage, size_of
 from vitreous.data.image.decoding import brightest_value, range_for
 from vitreous.data.loader import Reader, is_array
@@ -26,27 +26,27 @@ from vitreous.data.resident import kept_bytes
 from vitreous.data.sources.base import DataSet, Source, StoredImage
 from vitreous.model.presets import configure
 from vitreous.model.protocol import ModelConfig
-from vitreous.tasks.all_tasks import TASKS
 from vitreous.tasks.base import SMALL, Choice, FineTuning, Task, checkpoint_config, open_init
 from vitreous.tasks.config import Augment, TrainConfig, with_fields
-from vitreous.training.setup import KEPT_FRACTION, train_reader
+from vitreous.training.cached_head import can_cache
+from vitreous.training.setup import KEPT_FRACTION, task_class_of, train_reader
 from vitreous.weights.catalog import BY_PRESET
 from vitreous.weights.hub import HubUnavailable
 from vitreous.weights.load import Checkpoint, open_checkpoint
 
 # Minimum and maximum number of steps. Fine-tuning converges in fewer steps (see docs/measured.md).
 STEPS, FINE_TUNING_STEPS, CPU_FINE_TUNING_STEPS = (600, 40_000), (400, 1_500), (100, 500)
-# Minimum number of steps between evaluations (an epoch can be as short as two steps), and of evaluations per run.
+# Minimum number of steps between evaluations (an epoch can have only two steps), and minimum evaluations per run.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
 GPU_BATCH = 512  # largest default batch size
 LORA_IMAGES = 20_000  # with more images, fine-tuning all weights is better than LoRA
-LARGEST = 256  # a checkpoint with a larger image size is fine-tuned at a smaller one by default
+LARGEST = 256  # by default, checkpoints with a larger image size are fine-tuned at a smaller size
 FEW = 2_000  # with fewer images, --init is recommended
-MANY = 100_000  # with more images, --init auto uses a smaller model, to keep the run short
+MANY = 100_000  # with more images, --init auto uses a smaller model to keep the run short
 
 T = TypeVar("T")
 
-# Data sets whose images change meaning when mirrored.
+# Data sets whose images must not be mirrored, with the reason.
 UNMIRRORED = {"digits": "a mirrored 2 is not a digit"}
 
 
@@ -67,12 +67,13 @@ def choose(
     task: type[Task] | None = None,
     init: Checkpoint | None = None,
 ) -> Chosen:
-    """Choose all values that are missing in a config. `init` is the --init checkpoint if it is already open."""
-    return _Choices(config, data, device, processes, task or TASKS[config.task], init or open_init(config)).complete()
+    """Choose all values that a config does not specify. `init` is the --init checkpoint if it is already open."""
+    task, init = task or task_class_of(config), init or open_init(config)
+    return _Choices(config, data, device, processes, task, init).complete()
 
 
 class _Choices:
-    """Completes a config step by step. Later choices depend on earlier ones."""
+    """Completes a config step by step. Later choices depend on earlier choices."""
 
     def __init__(
         self, config: TrainConfig, data: DataSet, device: str, processes: int, task: type[Task], init: Checkpoint | None
@@ -95,6 +96,8 @@ class _Choices:
         if not isinstance(config.batch_size, int):
             self.pick(self.batch_size())
         self.augmentation()
+        if self.config.train_only == "head" and config.cache_features is None:
+            self.pick(self.cache_features())
         self.length()
         self.optimizer()
         if config.optim.lr is None:
@@ -109,15 +112,17 @@ class _Choices:
         return Chosen(self.config, self.notes, "" if config.init is not None else self.advice(config.model))
 
     def advice(self, model: str | None) -> str:
-        """Recommend pretrained weights for few images, or for the preset of --model."""
-        few = f"{self.count} images are few for training from scratch; "
+        """Recommend pretrained weights if there are few images, or if the catalog has weights for the given preset."""
+        few = f"{self.count} images are very few for training from scratch; "
         few = few if self.count < FEW and self.side > SMALL else ""
         weights = BY_PRESET.get(model or "") if self.task.labelled and not self.config.overrides else None
         if weights:
             return f"{few}pretrained weights exist for {model}: use --init {weights[0]} instead of --model"
         if not self.task.labelled:
             return few and f"{few}consider starting from a checkpoint (--init)"
-        command = f"vitreous train --data {shlex.quote(str(self.config.data))} --init auto"
+        task = "" if self.config.task == TrainConfig.task else f"--task {self.config.task} "
+        target = f" --target {shlex.join(self.config.targets.target)}" if self.config.targets.target else ""
+        command = f"vitreous train {task}--data {shlex.quote(str(self.config.data))}{target} --init auto"
         return few and f"{few}consider pretrained weights: `{command}`"
 
     def pick(self, *choices: Choice) -> None:
@@ -127,7 +132,7 @@ class _Choices:
                 self.config = with_fields(self.config, {name: value})
 
     def image_size(self) -> Choice:
-        reason = f"for images of about {self.side} pixels on {self.device}"
+        reason = f"for images of about {self.side} pixels per side on {self.device}"
         if (start := checkpoint_config(self.config, self.init)) is not None:
             height, width = start.image_size
             if height * width <= LARGEST**2:
@@ -135,7 +140,7 @@ class _Choices:
             small = self.side < 160 if self.device == "cpu" else self.side <= SMALL and self.count > LORA_IMAGES
             pixels = 112 if small else 224 if self.device == "cpu" else self.task.fine_tuning.side
             side = _tiled(lambda side: start.resized((side, side)), pixels)
-            return Choice("image_size", (side,), f"{reason}; the checkpoint has {height} x {width}")
+            return Choice("image_size", (side,), f"{reason}; the checkpoint uses {height} x {width}")
         large = 224 if self.side >= 160 and self.device != "cpu" else 128 if self.side >= 96 else 64
         pixels = min(max(-(-self.side // 4) * 4, 16), 32) if self.side <= SMALL else large
         model, overrides = self.config.model or "", self.config.overrides
@@ -143,7 +148,7 @@ class _Choices:
         return Choice("image_size", (side,), reason)
 
     def trained_weights(self) -> None:
-        """Choose between LoRA and fine-tuning all weights, and the layer decay."""
+        """Choose the layer decay, and which weights to train: LoRA matrices or all weights."""
         config, start = self.config, checkpoint_config(self.config, self.init)
         if start is None or not self.task.labelled:
             self.config = with_fields(config, {"train_only": config.train_only or "all"})
@@ -156,13 +161,13 @@ class _Choices:
             self.pick(Choice("layer_decay", self.task.fine_tuning.layer_decay, "for fine-tuning"))
 
     def value_range(self) -> list[Choice]:
-        """Choose the range of 16-bit images that use few of their bits, unless the checkpoint has one."""
+        """Choose a value range for 16-bit images that use only low values, unless the checkpoint specifies a range."""
         start = checkpoint_config(self.config, self.init)
         if start is not None and start.preprocessing.value_range is not None:
             return []
         brightest = [value for value in sampled(self.data.train, brightest_value) if value is not None]
         used = range_for(max(brightest, default=0))
-        reason = f"the 16-bit images use values up to {max(brightest, default=0):,} and would be nearly black"
+        reason = f"the 16-bit images would be nearly black, because their maximum is {max(brightest, default=0):,}"
         return [Choice("value_range", used, reason)] if used is not None else []
 
     def batch_size(self) -> Choice:
@@ -189,6 +194,12 @@ class _Choices:
         whole = Augment(**dataclasses.asdict(self.config.augment.on(base)))
         self.config = dataclasses.replace(self.config, augment=whole)
 
+    def cache_features(self) -> Choice:
+        planned = self.task.planned_config(self.config, self.data, self.init)
+        if can_cache(self.config, self.task, planned.backbone):
+            return Choice("cache_features", True, "the encoder is frozen and images are only flipped")
+        return Choice("cache_features", False, "the features of an image differ between epochs")
+
     def length(self) -> None:
         """Choose the number of epochs and the evaluation interval."""
         assert isinstance(self.config.batch_size, int)
@@ -209,17 +220,17 @@ class _Choices:
             self.pick(Choice("evaluate_every", every, f"{plural(per_epoch, 'step')} per epoch"))
 
     def suits_lora(self) -> bool:
-        """True if LoRA is better than fine-tuning all weights. Options that have no effect with LoRA rule it out."""
+        """Return True if LoRA is expected to be better than fine-tuning all weights, and all options support LoRA."""
         assert self.init is not None
         description, optim = self.init.describe(self.config.overrides), self.config.optim
-        # Masked autoencoders need all weights to be trained; checkpoints of Vitreous runs were trained on less data.
+        # LoRA is worse with masked autoencoders, and with checkpoints of Vitreous runs, which saw less data.
         suited = description.provenance.get("format") != "mae" and "run" not in description.provenance
         free = self.config.parallel != "fsdp" and optim.layer_decay is None and optim.optimizer in (None, "adamw")
         fits = description.config.backbone.has_attention and self.count < LORA_IMAGES
         return self.task.lora and suited and free and fits
 
     def optimizer(self) -> None:
-        """Choose Muon for training a ViT from scratch, unless a learning rate was set, which may be for AdamW."""
+        """Choose Muon for training a ViT from scratch, unless the user set a learning rate, which may be for AdamW."""
         config = self.config
         if config.optim.optimizer is None:
             scratch = config.init is None and config.optim.lr is None and self.task.labelled
@@ -241,7 +252,7 @@ class _Choices:
         if keep == "gpu" or (keep == "memory" and (not resized or self.device == "cpu")):
             return Choice("workers", 0, "the images are kept in memory")
         available = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", max(self.processes, 1)))
-        if self.device == "cpu":  # a quarter of the cores can decode as fast as the others train
+        if self.device == "cpu":  # a quarter of the cores decode as fast as the other cores train
             return Choice("workers", max(available // 4, 1), "training also uses the CPU")
         return Choice("workers", min(max(available, 1), 16), "one per core")
 
@@ -249,15 +260,15 @@ class _Choices:
 def open_pretrained(
     config: TrainConfig, data: DataSet, world: World
 ) -> tuple[TrainConfig, Checkpoint | None, list[str]]:
-    """Replace --init auto by the pretrained weights for the data and the device; return them with notes.
+    """Choose pretrained weights for --init auto. Return the new config, the open checkpoint and notes on the choice.
 
     If the Hub cannot be reached, the run starts from scratch.
     """
     count, side, device = len(data.train), typical_side(data.train), world.device.type
-    about = f"{count} images of about {side} pixels on {device}"
+    about = f"{count} images of about {side} pixels per side on {device}"
     trains_all = config.train_only in (None, "all")
     if side <= SMALL and device == "cpu" and trains_all:
-        return dataclasses.replace(config, init=None), None, [f"init = none (training from scratch suits {about})"]
+        return dataclasses.replace(config, init=None), None, [f"init = none (better from scratch: {about})"]
     large = device == "cuda" and count <= MANY
     name = "dinov2-b" if large else "dinov2-s"
     note = f"init = {name} ({'better' if large else 'faster'} than dinov2-{'s' if large else 'b'}; for {about})"
@@ -274,12 +285,13 @@ def typical_side(source: Source, samples: int = 25) -> int:
     """Return the median shorter side of a sample of images, read from their headers."""
     sides = [min(size) for size in sampled(source, size_of, samples)]
     if not sides:
-        raise ValueError(f"cannot read any of {min(samples, len(source))} sampled images, such as {source.name(0)}")
+        count = min(samples, len(source))
+        raise ValueError(f"none of the {count} sampled images can be read; the first is {source.name(0)}")
     return int(np.median(sides))
 
 
 def sampled(source: Source, measure: Callable[[StoredImage], T], samples: int = 25) -> list[T]:
-    """Apply a function to a sample of images. Unreadable images are skipped and reported when they are loaded."""
+    """Apply a function to a sample of images. Unreadable images are skipped here and reported during training."""
     results = []
     for index in np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int):
         with suppress(UnreadableImage, OSError):
@@ -288,14 +300,14 @@ def sampled(source: Source, measure: Callable[[StoredImage], T], samples: int = 
 
 
 def _tiled(fits: Callable[[int], object], pixels: int) -> int:
-    """Return the size nearest to `pixels` that the patches tile, such as 126 instead of 128 for ViT-L/14."""
+    """Return the image size nearest to `pixels` that the model accepts, such as 126 instead of 128 for ViT-L/14."""
     for side in sorted(range(max(pixels - 64, 1), pixels + 64), key=lambda side: abs(side - pixels)):
         try:
             fits(side)
         except BadValue:
             continue
         return side
-    return pixels  # the config is invalid for another reason, which building the model reports
+    return pixels  # the config is invalid for another reason, which is reported when the model is built
 
 
 def free_folder(parent: Path, name: str) -> Path:
@@ -305,14 +317,14 @@ def free_folder(parent: Path, name: str) -> Path:
 
 
 def batch_size(count: int, ideal: int, parts: int) -> int:
-    """Return a batch size up to `ideal`: `count` / 8, but at least 16, rounded down to a multiple of 2 * `parts`."""
+    """Return an eighth of `count`, but at least 16 and at most `ideal`, rounded down to a multiple of 2 * `parts`."""
     size = min(ideal, max(count // 8, 16), count)
     unit = 2 * parts  # mixup and CutMix need pairs
     return max(size // unit * unit, unit)
 
 
 def learning_rate(config: TrainConfig, fine_tuning: FineTuning) -> Choice:
-    """Choose the peak learning rate. docs/measured.md compares the rates for Muon, LoRA and fine-tuning."""
+    """Choose the peak learning rate. docs/measured.md compares learning rates for Muon, LoRA and fine-tuning."""
     assert isinstance(config.batch_size, int)
     if config.train_only == "head":
         return Choice("lr", 3e-3, "for training only the head")
@@ -340,11 +352,11 @@ def choose_keep(reader: Reader, device: str, epochs: float) -> Choice:
         return Choice("keep_images", "gpu", f"all images are decoded once and take {size}")
     if needed <= KEPT_FRACTION * free_memory("cpu"):
         return Choice("keep_images", "memory", f"all images are decoded once and take {size}")
-    return Choice("keep_images", "no", f"decoded images would take {size}, which does not fit")
+    return Choice("keep_images", "no", f"decoded images would take {size}, over {KEPT_FRACTION:.0%} of the free memory")
 
 
 def fitting_batch(model: ModelConfig, memory: int) -> int:
-    """Return the largest batch size that fits in half of the memory and is a power of two, up to 4096."""
+    """Return the largest power of two up to 4096 that, as batch size, needs at most half of `memory` (in bytes)."""
     from vitreous.model.cost import cost  # slow import: torch's fake tensors
 
     each = cost(model).activation_bytes + model.loss_bytes

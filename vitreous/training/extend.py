@@ -1,4 +1,4 @@
-"""`vitreous.extend`: add images and classes to a classifier from `--train-only lda`, without the earlier images."""
+"""`vitreous.extend`: add images and classes to a `--train-only lda` classifier without needing the earlier images."""
 
 import os
 import shlex
@@ -24,7 +24,7 @@ from vitreous.weights.native import load_folder, provenance_of, save_folder, sta
 
 @dataclass(frozen=True)
 class Extension:
-    """An extended classifier."""
+    """Result of `extend`: the folder of the extended classifier, and the images and classes that were added."""
 
     folder: Path
     added: dict[str, int]  # number of new images per class
@@ -53,8 +53,8 @@ def extend(
 ) -> Extension:
     """Add images to a classifier that was trained with `train_only="lda"`, and write a new checkpoint folder.
 
-    Images of known classes improve these classes; other class names become new classes. The result is the same as that
-    of training on all images at once, but it is not calibrated (see `vitreous.calibrate`).
+    Images of existing classes refine those classes; other class names are added as new classes. The result is the same
+    as if the classifier had been trained on all images at once, but it is not calibrated (see `vitreous.calibrate`).
 
     checkpoint: Checkpoint folder, such as runs/pets/best.
     data: New images, as for `vitreous.train`. If they have splits, only the train split is used.
@@ -91,13 +91,13 @@ def extend(
 
 
 def stored_statistics(model: Model, checkpoint: str) -> Statistics:
-    """Return the statistics of a checkpoint. Raises ValueError, with the command to run instead, if it has none."""
+    """Return the statistics of a checkpoint. If there are none, raise ValueError with the command to run instead."""
     tensors = statistics_of(model)
     if tensors is None:
         command = f"vitreous train --data DIR --init {shlex.quote(checkpoint)} --train-only lda"
         raise ValueError(
             f"{checkpoint} cannot be extended: its head was not computed by --train-only lda, or its weights have "
-            f"changed since; compute it from the images of all classes with `{command}`"
+            f"changed since then; compute a new head from the images of all classes with `{command}`"
         )
     try:
         return Statistics.from_tensors(tensors, model.config.num_classes, model.config.feature_width)
@@ -106,17 +106,17 @@ def stored_statistics(model: Model, checkpoint: str) -> Statistics:
 
 
 def new_images(found: FoundData) -> Source:
-    """Return the images to add: the train split, or all images if there are no splits. One class is enough."""
+    """Return the images to add: the train split, or all images if there are no splits. A single class is accepted."""
     if found.problems:
         raise ValueError(f"{found.name}: {found.problems[0]}")
     for split in ("train", UNSPLIT):
         if split in found.splits:
             return found.splits[split]
-    raise ValueError(f"{found.name}: no train split, only {' and '.join(found.splits)}")
+    raise ValueError(f"{found.name} has no train split, only {' and '.join(found.splits)}")
 
 
 def merged_labels(before: Sequence[str], added: Iterable[str]) -> tuple[str, ...]:
-    """Merge class names in the order of a data set. If `before` has another order, new names come last.
+    """Merge class names in the sort order of `before`. If `before` is not sorted, append the new names.
 
     >>> merged_labels(["cat", "dog"], ["bird", "dog"])
     ('bird', 'cat', 'dog')

@@ -1,6 +1,6 @@
-"""Features of a frozen encoder, computed once: pooled features as the head sees them in evaluation.
+"""Pooled features of a frozen encoder, computed once, as the head receives them during evaluation.
 
-n: images; d: width of the features.
+n: images; d: feature width.
 """
 
 import time
@@ -12,15 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.loader import Batch, Request
 from vitreous.data.sources.base import Source, pick
 from vitreous.evaluation.features import extract_rows
-from vitreous.inference.predictor import Predictor
+from vitreous.inference.predictor import Embedder
 from vitreous.model.protocol import Model
 from vitreous.tasks.config import TrainConfig
 
-SECONDS = 20.0  # between lines of progress
+SECONDS = 20.0  # between progress lines
 
 
 class FrozenFeatures(NamedTuple):
@@ -34,14 +34,14 @@ class FrozenFeatures(NamedTuple):
         return FrozenFeatures(self.features.to(device), self.labels.to(device), self.problems)
 
     def batch(self, request: Request, problems: Sequence[str] = ()) -> Batch:
-        """Return a batch of features, without images."""
+        """Return a batch that contains features instead of images."""
         which = request.indices.to(self.features.device, non_blocking=True)
         none = torch.zeros(len(which), 0, 0, 0, dtype=torch.uint8)
         return Batch(none, self.labels[which], *request[1:], request.epoch, list(problems), None, self.features[which])
 
 
-class MirroredPredictor(Predictor):
-    """Predictor that mirrors every image."""
+class MirroredEmbedder(Embedder):
+    """Embedder that mirrors every image."""
 
     def input(self, pixels: Tensor) -> Tensor:
         return super().input(pixels).flip(-1)
@@ -56,12 +56,12 @@ def frozen_features(
     log: Callable[[str], None],
     mirrored: bool = False,
 ) -> FrozenFeatures:
-    """Compute the features of all images. Each process computes a slice; all processes must call this.
+    """Compute the features of all images. All processes must call this, and each computes a slice.
 
-    `log` prints a line.
+    `log` is called with lines that report the progress.
     """
     assert isinstance(config.batch_size, int)
-    kind = MirroredPredictor if mirrored else Predictor
+    kind = MirroredEmbedder if mirrored else Embedder
     half = precision != torch.float32
     predictor = kind(
         model,

@@ -1,23 +1,23 @@
 """`--train-only lda`: compute the head by linear discriminant analysis on features of the frozen encoder.
 
-There are no epochs, no augmentation and no optimizer: one pass over the images, preprocessed as for evaluation, and a
-solution in closed form (evaluation/discriminant.py). Its statistics are stored in the checkpoint, so that
-`vitreous.extend` can add images and classes.
+There are no epochs, no augmentation and no optimizer. The features are computed in one pass over the images, which are
+preprocessed as for evaluation, and the head has a closed-form solution (evaluation/discriminant.py). The statistics of
+the features are stored in the checkpoint, so that `vitreous.extend` can add images and classes.
 """
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
 from vitreous.common.checks import BadValue, fail
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.sources.base import Source
 from vitreous.evaluation.discriminant import Classifier, Statistics
 from vitreous.evaluation.features import FeatureSet
 from vitreous.model.protocol import Model
+from vitreous.tasks.base import Solution
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import TrainConfig, flatten, with_fields
 from vitreous.training.frozen_features import frozen_features
@@ -28,7 +28,7 @@ USED = frozenset({
     "flip_test", "value_range", "out", "resume", "batch_size", "device", "precision", "workers", "max_unreadable",
     "tensorboard",
 })  # fmt: skip
-# Values of options that a complete config needs, but that have no effect.
+# Values for options that a complete config needs although they have no effect.
 UNUSED = {
     "epochs": 1.0, "lr": 1.0, "crop": "none", "flip": 0.0, "policy": "none", "keep_images": "no", "compile": False,
     "balance": 0.0,
@@ -36,7 +36,7 @@ UNUSED = {
 
 
 class LdaHead(Classify):
-    """Classification with a frozen encoder and a head in closed form."""
+    """Classification with a frozen encoder and a head that is computed in closed form."""
 
     closed_form, long_steps = True, False
     next_steps = (*Classify.next_steps, "vitreous extend {best} --data MORE_IMAGES --out {folder}-extended")
@@ -61,8 +61,8 @@ class LdaHead(Classify):
     def complete(cls, config: TrainConfig) -> TrainConfig:
         return with_fields(config, UNUSED)
 
-    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> dict[str, Any]:
-        """Compute the head. The training loss and accuracy are those of leave-one-out predictions."""
+    def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> Solution:
+        """Compute the head. The training loss and accuracy are computed from leave-one-out predictions."""
         started = time.monotonic()
         found = frozen_features(self.model, source, self.config, world, precision, log)
         seconds = time.monotonic() - started
@@ -73,10 +73,10 @@ class LdaHead(Classify):
         statistics = Statistics.of(known, len(source.classes), solver_device(world.device))
         classifier = fit_head(self.model, statistics)
         log(
-            f"linear discriminant analysis: shrinkage {classifier.shrinkage:g}, factor {classifier.factor:.3g}; "
+            f"linear discriminant analysis: shrinkage {classifier.shrinkage:g}, score factor {classifier.factor:.3g}; "
             f"leave-one-out top-1 {classifier.top1:.4f}, loss {classifier.loss:.4f}"
         )
-        return {
+        row = {
             "train_loss": classifier.loss,
             "train_top1": classifier.top1,
             "train_images_per_second": len(source) / seconds,
@@ -85,19 +85,20 @@ class LdaHead(Classify):
             "shrinkage": classifier.shrinkage,
             "factor": classifier.factor,
         }
+        return Solution(row, {"leave_one_out_top1": classifier.top1}, found.problems)
 
     def steps_taken(self, steps: int, epochs: int) -> str:
         return "none; the head was computed by linear discriminant analysis"
 
 
 def solver_device(device: torch.device) -> torch.device:
-    """Return the device for computations in float64, which MPS does not support."""
+    """Return a device that supports float64: the CPU instead of MPS, otherwise the given device."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 @torch.no_grad()
 def fit_head(model: Model, statistics: Statistics) -> Classifier:
-    """Replace the weights of the head by the solution for these statistics, and attach them to the model."""
+    """Compute the weights of the head from the statistics, and store the statistics with the model."""
     head = linear_head(model)
     classifier = Classifier.fit(statistics, solver_device(head.weight.device))
     head.weight.copy_(classifier.linear.weight.T)
@@ -107,7 +108,7 @@ def fit_head(model: Model, statistics: Statistics) -> Classifier:
 
 
 def linear_head(model: Model) -> nn.Linear:
-    """Return the head of a model, or raise BadValue if it is not a single linear layer."""
+    """Return the head of a model. Raise BadValue if the head is not a single linear layer."""
     [head, *others] = model.heads
     if others or not isinstance(head, nn.Linear):
         kind = "two heads" if others else type(getattr(model.config, "head", head)).__name__

@@ -22,9 +22,9 @@ from rich.text import Text
 from torch import Tensor
 
 from vitreous.common.atomic_files import atomic_file
+from vitreous.common.distributed import World
 from vitreous.common.text import SafeConsole, duration, roughly
 from vitreous.common.untrusted_files import parse_json
-from vitreous.common.world import World
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
 from vitreous.report.html import label, value
@@ -37,7 +37,7 @@ PHASES = ("set-up", "compile", "data", "steps", "evaluation", "checkpoints", "re
 
 
 class PhaseTimer:
-    """Measures the seconds of each phase of a run, starting with the set-up. A nested phase pauses the outer one."""
+    """Measures the duration of each phase of a run, starting with the set-up. A nested phase pauses the outer phase."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self.clock, self.phase, self.since = clock, PHASES[0], clock()
@@ -53,7 +53,7 @@ class PhaseTimer:
             self._switch(before)
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds of earlier sessions of this run."""
+        """Add the seconds that each phase took in earlier sessions of this run."""
         for phase in PHASES:
             self._seconds[phase] += seconds.get(phase, 0.0)
 
@@ -62,7 +62,7 @@ class PhaseTimer:
         return dict(self._seconds)
 
     def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Iterate over batches, and count the time to get each batch as the data phase."""
+        """Iterate over batches. The time spent waiting for a batch counts as the data phase."""
         iterator = iter(batches)
         while True:
             with self("data"):
@@ -78,7 +78,7 @@ class PhaseTimer:
 
 
 def phase_summary(seconds: Mapping[str, float]) -> str:
-    """Return the phases that took at least a hundredth of the time, e.g. "steps 40 s, evaluation 3.1 s"."""
+    """List the phases that took at least 1% of the time, e.g. "steps 40 s, evaluation 3.1 s"."""
     total = sum(seconds.values())
     return ", ".join(f"{phase} {duration(number)}" for phase, number in seconds.items() if number >= total / 100)
 
@@ -86,11 +86,12 @@ def phase_summary(seconds: Mapping[str, float]) -> str:
 # ---- Metrics ---------------------------------------------------------------------------------------------------------
 
 NONFINITE_STEPS = 3  # a run fails after this many consecutive steps with a non-finite gradient
+NONFINITE_FP16_STEPS = 20  # the same in fp16, where each such step halves the loss scale, which starts high
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over the images of this process, on the device. Reading them waits for the device."""
+    """Sums over the images of a step in this process. They are on the device, and reading them waits for the device."""
 
     loss: Tensor
     metric: Tensor
@@ -101,12 +102,12 @@ class StepResult:
 class Monitor:
     """Accumulates metrics between reports, without waiting for the device at every step."""
 
-    def __init__(self, world: World, source: Source, train_metric: str | None = "top1"):
+    def __init__(self, world: World, source: Source, train_metric: str | None = "top1", limit: int = NONFINITE_STEPS):
         self.world, self.source, self.train_metric = world, source, train_metric
         self.unreadable: dict[str, None] = {}  # an ordered set
-        self._reported: set[str] = set()  # unreadable images in earlier rows
+        self._reported: set[str] = set()  # unreadable images that were reported in earlier rows
         self.skipped = 0
-        self._nonfinite: deque[Tensor] = deque(maxlen=NONFINITE_STEPS)  # image indices of each non-finite step
+        self._nonfinite: deque[Tensor] = deque(maxlen=limit)  # image indices of each non-finite step
         self._pending: tuple[_AsyncNumber, Batch] | None = None
         self.reset()
 
@@ -122,7 +123,10 @@ class Monitor:
         self._pending = (_AsyncNumber(result.skipped), batch)
 
     def check(self) -> None:
-        """Check the previous step, while the device computes the current one."""
+        """Raise ValueError after several non-finite gradients.
+
+        The previous step is checked while the device computes the current step.
+        """
         if self._pending is None:
             return
         (skipped, batch), self._pending = self._pending, None
@@ -131,22 +135,22 @@ class Monitor:
             return
         self.skipped += 1
         self._nonfinite.append(batch.indices)
-        if len(self._nonfinite) == NONFINITE_STEPS:
+        if len(self._nonfinite) == self._nonfinite.maxlen:
             names = [self.source.name(int(i)) for i in torch.cat(list(self._nonfinite))[:6]]
             raise ValueError(
-                f"the gradient was not finite in {NONFINITE_STEPS} consecutive steps; lower --lr, "
-                f"use --precision fp32, or check the images {', '.join(names)}, ..."
+                f"the gradient was not finite in {len(self._nonfinite)} consecutive steps; lower --lr, "
+                f"use --precision fp32, or check images such as {', '.join(names)}"
             )
 
     def metrics(self) -> dict[str, Any]:
-        """Return the means and the new unreadable images since the last report. All processes must call this."""
+        """Return mean metrics and newly found unreadable images since the last report. All processes must call this."""
         means = {f"train_{name}": value for name, value in self.means(self.world.sum(self._sums.clone())).items()}
         new = [name for name in self.all_unreadable() if name not in self._reported]
         self._reported.update(new)
         return {**means, "train_unreadable": len(self._reported), "unreadable": new}
 
     def means(self, sums: Tensor | None = None) -> dict[str, float]:
-        """Return the means of `sums`, or of this process's own sums by default."""
+        """Return the speed, and the mean loss and metric from `sums` (by default the sums of this process)."""
         loss, metric, count = (self._sums if sums is None else sums).tolist()
         seconds = max(time.perf_counter() - self._started, 1e-9)
         return {
@@ -180,7 +184,7 @@ class _AsyncNumber:
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Append a line and sync it to disk. If writing fails, remove the incomplete line."""
+    """Append a row as a line of JSON and sync the file to disk. If writing fails, remove the incomplete line."""
     with open(path, "ab", buffering=0) as file:
         size = file.tell()
         try:
@@ -195,7 +199,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read all rows. An incomplete last line, left by a crash, is skipped; any other invalid line is an error."""
+    """Read the rows of metrics.jsonl. Skip an incomplete last line. Raise ValueError if another line is invalid."""
     rows: list[dict[str, Any]] = []
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
@@ -203,7 +207,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         try:
             row = parse_json(line, where)
             if not isinstance(row, dict) or type(row.get("step")) is not int:
-                raise ValueError(f"{where} has no integer 'step'")
+                raise ValueError(f"{where}: 'step' must be an integer")
         except ValueError as error:
             if number == len(lines):
                 break
@@ -213,7 +217,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def drop_rows_after(path: Path, step: int) -> bool:
-    """Drop rows after `step` and an incomplete last line. Return True if the last line was incomplete."""
+    """Drop rows after `step`, and the last line if it is incomplete. Return True if that line was incomplete."""
     if not path.exists():
         return False
     content = path.read_bytes()
@@ -227,7 +231,7 @@ def drop_rows_after(path: Path, step: int) -> bool:
 
 
 def check_tensorboard() -> None:
-    """Raise if TensorBoard is not installed."""
+    """Raise ValueError if TensorBoard is not installed."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
@@ -253,7 +257,7 @@ def _writer(folder: Path) -> Any:
 # ---- Terminal --------------------------------------------------------------------------------------------------------
 
 PAUSE = 60.0  # seconds between lines within an epoch if there are no progress bars
-BRIEF = 10.0  # minimum seconds after a printed epoch before an epoch without an evaluation is printed
+BRIEF = 10.0  # minimum seconds between printed epochs, unless an epoch is evaluated
 SETTLED = 3.0  # seconds of training after which the time estimate is reliable
 SOON = 1.0  # the estimate is printed anyway if the first epoch ends within this many seconds
 
@@ -261,7 +265,8 @@ SOON = 1.0  # the estimate is printed anyway if the first epoch ends within this
 class ProgressDisplay:
     """Progress display in the terminal. Steps and epochs are counted from 1.
 
-    `evaluation` is the expected time of all evaluations as a fraction of that of the steps, used until the first one.
+    `evaluation` is the expected time of all evaluations as a fraction of the time of all steps. It is used for time
+    estimates until the first evaluation.
     """
 
     def __init__(
@@ -279,7 +284,7 @@ class ProgressDisplay:
         self.start_step = self.done = start_step
         self.evaluation, self.evaluated = evaluation, False
         self.quiet, self.clock = quiet, clock
-        # No escape codes in a pipe, even if the environment forces colours.
+        # Do not write escape codes to a pipe, even if the environment forces colours.
         self.console = console or SafeConsole(force_terminal=None if sys.stdout.isatty() else False)
         self.estimated = False
         self.began = self.printed = clock()
@@ -301,7 +306,7 @@ class ProgressDisplay:
     def step(
         self, step: int, loss: float, lr: float, images_per_second: float, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Show the metrics after a step; cheap enough to call at every step."""
+        """Show the metrics after a step. This is cheap enough to be called after every step."""
         if self.quiet:
             return
         self.done, now = step, self.clock()
@@ -322,7 +327,7 @@ class ProgressDisplay:
             self.print("  ".join([f"epoch {self.epoch_now()}/{self.epochs}", count, *words, *self.left()]))
 
     def epoch(self, epoch: int, metrics: Mapping[str, float | str]) -> None:
-        """Print the metrics of an epoch. An epoch without an evaluation is skipped if another was just printed."""
+        """Print the metrics of an epoch. An unevaluated epoch is skipped if another epoch was printed recently."""
         if self.quiet:
             return
         self.done = max(self.done, min(epoch * self.steps_per_epoch, self.total_steps))
@@ -336,7 +341,7 @@ class ProgressDisplay:
         self.print("  ".join([f"epoch {epoch}/{self.epochs}", *words, *self.left()]))
 
     def evaluating(self, batches: Iterable[T], count: int) -> Iterator[T]:
-        """Iterate over the batches of an evaluation and show their number."""
+        """Iterate over the batches of an evaluation and show the number of the current batch."""
         for number, batch in enumerate(batches, 1):
             if self.bars is not None:
                 self.bars.show([f"evaluating {number:,}/{count:,}"])
@@ -347,7 +352,7 @@ class ProgressDisplay:
         if self.quiet:
             return
         text, encoding = "".join(char if char.isprintable() else " " for char in text), self.console.encoding
-        # Replace characters that the terminal cannot encode. Lines are wrapped at spaces, but never in a pipe.
+        # Replace characters that the terminal cannot encode. Lines are wrapped at spaces, unless written to a pipe.
         text = text.encode(encoding, "replace").decode(encoding)
         self.console.print(Text(text), soft_wrap=not self.console.is_terminal)
         self.printed = self.clock()
@@ -357,17 +362,17 @@ class ProgressDisplay:
         return max(-(-self.done // self.steps_per_epoch), 1)
 
     def place(self) -> tuple[int, int]:
-        """Return the number of finished and of all steps in this epoch. The last epoch may be shorter."""
+        """Return the number of finished steps and the total number of steps in this epoch."""
         before = (self.epoch_now() - 1) * self.steps_per_epoch
         return self.done - before, max(min(self.steps_per_epoch, self.total_steps - before), 0)
 
     def left(self) -> list[str]:
-        """Return the remaining time, or an empty list if it cannot be estimated yet."""
+        """Return a list with the remaining time as text. The list is empty if the time cannot be estimated yet."""
         rest = self.total_steps - self.done
         return [f"{duration(rest * self._pace())} left"] if rest > 0 and self.done > self.start_step else []
 
     def _pace(self) -> float:
-        """Return the seconds per step, including evaluations, which are estimated until the first one is finished."""
+        """Return the seconds per step, including evaluations. Their time is estimated until the first evaluation."""
         now, expected = self.clock(), 1.0 if self.evaluated else 1 + self.evaluation
         if self.first is not None and self.done > self.first[0]:
             return expected * (now - self.first[1]) / (self.done - self.first[0])
@@ -386,7 +391,7 @@ class ProgressDisplay:
 
 
 def _short(name: str) -> str:
-    """Shorten the name of a metric, so that the line of an epoch fits into 80 columns."""
+    """Shorten the name of a metric, so that the line for an epoch fits into 80 columns."""
     return name.removeprefix("training ").replace("validation ", "val ")
 
 
@@ -426,7 +431,7 @@ class _Bars:
 
 
 def gpu_memory() -> list[str]:
-    """Return the peak GPU memory use of this process, or an empty list if no GPU is used."""
+    """Return a list with the peak GPU memory use of this process as text. The list is empty if no GPU is used."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

@@ -18,17 +18,19 @@ from typing import Any
 
 import torch
 
+from vitreous.common.distributed import World, world
 from vitreous.common.text import SafeConsole
-from vitreous.common.world import World, world
 from vitreous.data.sources.base import DataSet
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import Task, check_preset, open_init
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
 from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, Saver, read_progress
-from vitreous.training.defaults import choose, open_pretrained
-from vitreous.training.optim import rate_fraction
+from vitreous.training.defaults import Chosen, choose, open_pretrained
+from vitreous.training.optimizer_step import rate_fraction
 from vitreous.training.progress import (
+    NONFINITE_FP16_STEPS,
+    NONFINITE_STEPS,
     Monitor,
     PhaseTimer,
     ProgressDisplay,
@@ -38,17 +40,17 @@ from vitreous.training.progress import (
     read_rows,
 )
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
-from vitreous.training.run_report import summarise
+from vitreous.training.run_results import summarise
 from vitreous.training.setup import Job, set_up, task_class_of
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import load_folder
 
-NOTHING, SAVE = 0, 1  # actions after a step, in order of urgency; any larger number is a signal that stops the run
+NOTHING, SAVE = 0, 1  # actions after a step, in order of urgency; a larger number is a signal that stops the run
 MAX_UNREADABLE = 0.05  # default of --max-unreadable
 
 
 class Interrupted(Exception):
-    """Raised when a signal stops a run, after saving a checkpoint."""
+    """Raised when a signal stops a run, after a checkpoint has been saved."""
 
     def __init__(self, signal_number: int, message: str):
         super().__init__(message)
@@ -57,7 +59,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run."""
+    """Result of `train`: the run folder, the final metrics and the best model."""
 
     folder: Path
     metrics: dict[str, Any]
@@ -80,7 +82,7 @@ def train(
 ) -> Run:
     """Train a model, as `vitreous train` does.
 
-    Keyword arguments replace config fields, including nested ones: epochs=3, lr=1e-3, overrides={"registers": 4}.
+    Keyword arguments override config fields, including nested fields: epochs=3, lr=1e-3, overrides={"registers": 4}.
     `task` can be a subclass of `vitreous.tasks.base.Task`. `command` is shown in the report.
 
     >>> run = train(data="digits", out="runs/first", epochs=5)  # doctest: +SKIP
@@ -111,13 +113,19 @@ def train(
         if config.init == "auto":
             config, opened, pretrained = open_pretrained(config, dataset, here)
 
-        chosen = choose(config, dataset, here.device.type, here.size, task_class, opened)
+        # The config of a run to resume is complete; fields that an earlier version did not have keep its behaviour.
+        chosen = (
+            Chosen(config, [])
+            if config.resume
+            else choose(config, dataset, here.device.type, here.size, task_class, opened)
+        )
         chosen = here.gather(chosen)[0]  # the same in all processes
         config, folder = chosen.config, run_folder.folder_of(chosen.config)
         if not config.resume:
             run_folder.check_free(folder)
         notes = pretrained + chosen.notes
-        console.print(f"{dataset.name}: {f'{len(classes)} classes; ' if classes else ''}{dataset.note}")
+        outputs = f"{len(classes)} {task_class.outputs[len(classes) != 1]}; " if classes else ""
+        console.print(f"{dataset.name}: {outputs}{dataset.note}")
         for note in notes:
             console.print(f"  auto: {note}")
         if chosen.advice and not pretrained:
@@ -142,14 +150,15 @@ def train(
 def evaluation_time(job: Job) -> float:
     """Return the expected time of all evaluations as a fraction of the time of all steps.
 
-    A training step computes three times as much per image: one forward pass, and a backward pass of twice its cost.
+    Per image, a training step costs three times as much as evaluation, because a backward pass costs as much as two
+    forward passes.
     """
     images = job.evaluated_images + len(job.data.val if job.data.test is None else job.data.test)
     return images / 3 / (job.total_steps * job.place.batch_size)
 
 
 def _checked(config: TrainConfig) -> TrainConfig:
-    """Return the config with typed overrides, completed from the run folder if it resumes a run."""
+    """Validate a config and convert its overrides to typed values. With --resume, return the config of that run."""
     config = replace(config, overrides=typed_overrides(config.overrides))
     config.check()
     return run_folder.resumed_config(config) if config.resume else config
@@ -173,7 +182,7 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
     before = read_progress(folder / "last")
     if before.step > job.total_steps:
         path = folder / "last" / "progress.json"
-        raise ValueError(f"{path} is at step {before.step}, but the run has only {job.total_steps} steps")
+        raise ValueError(f"{path}: step must be at most the last step ({job.total_steps}), got {before.step}")
     if before.step == job.total_steps:
         console.print("the run is already finished; evaluating it again")
     return before
@@ -183,7 +192,7 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
 
 
 def _train_with_display(job: Job, folder: Path, start: int, resume: bool) -> None:
-    """Train with a progress display. If the data is invalid, release the folder for another run."""
+    """Train with a progress display. If this raises ValueError before the first checkpoint, remove the run folder."""
     epochs, first = job.total_steps / job.steps_per_epoch, job.world.first
     with ProgressDisplay(
         job.total_steps, job.steps_per_epoch, epochs, start, evaluation_time(job), quiet=not first
@@ -210,7 +219,8 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
         checkpoint.keep_copy(folder, progress.step, config.keep)  # the run may have been killed before copying
         job.phases.add(_earlier_seconds(folder / METRICS, progress))
     saver = Saver(folder, state, world, config.keep, config.save_minutes)
-    monitor, clock = Monitor(world, job.data.train, job.task.train_metric), _Clock(progress.seconds)
+    limit = NONFINITE_FP16_STEPS if state.scaler.is_enabled() else NONFINITE_STEPS
+    monitor, clock = Monitor(world, job.data.train, job.task.train_metric, limit), _Clock(progress.seconds)
     batches = job.phases.waiting(job.loader.batches(progress.step, job.total_steps))
     with stop_signals() as received:
         for step, batch in enumerate(batches, progress.step):
@@ -226,8 +236,8 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
             if world.first and clock.tick():
                 metrics = monitor.means()
                 display.step(step + 1, metrics.pop("loss"), lr, metrics.pop("images_per_second"), metrics)
-            # All processes must save together, but their clocks differ and a signal may reach only some of them.
-            # Therefore they agree on the most urgent action.
+            # All processes must save together, but their clocks differ, and a signal may reach only some processes.
+            # All of them therefore take the most urgent action of any process.
             action = world.max(received() or (SAVE if saver.due() else NOTHING))
             if action > SAVE:
                 _save(job, saver, progress)
@@ -259,7 +269,7 @@ def _finish_epoch(
         loss = min(1e300, row.get("val_loss", math.inf))  # also replaces NaN, because progress must be finite
         rank, best = (score, -loss), (progress.best, -progress.best_loss)
         progress.since_best = 0 if rank > best else progress.since_best + 1
-        if rank >= best:  # equal results: the later weights have been trained for longer
+        if rank >= best:  # on a tie, prefer the later weights, which were trained for longer
             progress.best, progress.best_loss, progress.best_step = score, loss, progress.step
             with job.phases("checkpoints"):
                 saver.keep_best(_provenance(job, folder, progress, metrics))
@@ -278,7 +288,7 @@ def _finish_epoch(
 
 
 def _earlier_seconds(path: Path, progress: Progress) -> dict[str, float]:
-    """Return the seconds of earlier sessions by phase. `progress` also counts steps after the last row."""
+    """Return the seconds that each phase took in earlier sessions. Time after the last metrics row counts as steps."""
     rows = read_rows(path) if path.exists() else []
     phases: dict[str, float] = dict(rows[-1].get("seconds_by_phase", {})) if rows else {}
     known = rows[-1]["seconds"] if phases else 0.0
@@ -290,16 +300,16 @@ def _out_of_patience(config: TrainConfig, progress: Progress) -> bool:
 
 
 def solve(job: Job, folder: Path, display: ProgressDisplay) -> None:
-    """Compute the weights in closed form, and log and save them like those of a single step."""
+    """Compute the weights in closed form. Log and save the result as if it were a run of a single step."""
     clock = _Clock(0.0)
-    row: dict[str, Any] = {"step": job.total_steps, "epoch": 1}
-    row |= job.task.solve(job.data.train, job.world, job.stepper.precision, display.print)
-    _check_unreadable(job, row["unreadable"])
+    solution = job.task.solve(job.data.train, job.world, job.stepper.precision, display.print)
+    _check_unreadable(job, solution.problems)
     progress = Progress(step=job.total_steps, best_step=job.total_steps, seconds=clock.seconds())
     saver = Saver(folder, job.state, job.world, job.config.keep, job.config.save_minutes)
-    saver.keep_best(_provenance(job, folder, progress, {"leave_one_out_top1": row["train_top1"]}))
+    saver.keep_best(_provenance(job, folder, progress, solution.metrics))
     if job.world.first:
-        append_row(folder / METRICS, row | {"seconds": progress.seconds})
+        row = {"step": job.total_steps, "epoch": 1, **solution.row, "seconds": progress.seconds}
+        append_row(folder / METRICS, row)
         if job.config.tensorboard:
             log_tensorboard(folder, row)
     job.state.optimizers.create_state()  # part of a complete checkpoint
@@ -307,7 +317,7 @@ def solve(job: Job, folder: Path, display: ProgressDisplay) -> None:
 
 
 def _check_unreadable(job: Job, names: list[str]) -> None:
-    """Raise if too many training images are unreadable."""
+    """Raise ValueError if too many training images are unreadable."""
     count, given = len(job.data.train), job.config.max_unreadable
     allowed = MAX_UNREADABLE if given is None else given
     if len(names) / count > allowed:
@@ -318,7 +328,7 @@ def _check_unreadable(job: Job, names: list[str]) -> None:
 
 
 def _provenance(job: Job, folder: Path, progress: Progress, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance of the best model."""
+    """Return the provenance of the best model: its run, step, metrics, data and split."""
     run = {"run": folder.name, "step": progress.step, "metrics": metrics, "data": job.data.name}
     return run | {"seed": job.config.seed, "val_fraction": job.config.val_fraction}
 
@@ -332,7 +342,7 @@ def _save(job: Job, saver: Saver, progress: Progress) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
-    """Record SIGINT and SIGTERM for the loop to check after every step. A second Ctrl-C stops immediately."""
+    """Record SIGINT and SIGTERM. Yield a function that returns the last signal. A second Ctrl-C stops immediately."""
     received = 0
 
     def record(number: int, frame: FrameType | None) -> None:

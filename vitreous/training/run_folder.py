@@ -6,7 +6,7 @@ data.json.gz         names, labels and splits of all samples, to detect changed 
 last/, step-*/       checkpoints to resume from; best/ contains only the model
 metrics.jsonl        one line per epoch
 metrics.json         final metrics
-.lock                locked by the training process; contains its pid and host
+.lock                locked by the training process; contains the pid and the host name
 .saved               exists once `last/` has been written
 """
 
@@ -31,9 +31,9 @@ import numpy as np
 from vitreous.common.atomic_files import atomic_file, recover
 from vitreous.common.checks import fail
 from vitreous.common.codec import from_dict, parse_fields, to_dict
+from vitreous.common.distributed import World
 from vitreous.common.text import listed, plural
 from vitreous.common.untrusted_files import parse_json, read_json_object
-from vitreous.common.world import World
 from vitreous.data.sources.base import DataSet, Subset, pick, split_name
 from vitreous.tasks.config import TrainConfig, flatten, typed_overrides, with_fields
 from vitreous.training.checkpoint import STEP
@@ -57,9 +57,9 @@ class LockWarning(UserWarning):
 
 
 def check_free(folder: Path) -> None:
-    """Raise if a folder contains a run, or a file that a new run would overwrite."""
+    """Raise ValueError if a folder contains a run, or a file that a new run would overwrite."""
     if (folder / CONFIG).exists():
-        raise ValueError(f"{folder} already contains a run; choose another --out, or resume it with --resume")
+        raise ValueError(f"{folder} already contains a run; choose another --out, or resume the run with --resume")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; choose another --out")
     there = os.listdir(folder) if folder.is_dir() else []
@@ -69,7 +69,7 @@ def check_free(folder: Path) -> None:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Lock a folder. The operating system releases the lock when the process ends or is killed."""
+    """Lock a folder. The operating system releases the lock when the process ends, even if it is killed."""
     if not fcntl:
         yield
         return
@@ -90,14 +90,14 @@ def _acquire(descriptor: int, folder: Path) -> None:
             warnings.warn(message, LockWarning, stacklevel=2)
             return
         holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-        raise ValueError(f"{folder} is in use by {holder}; wait for it to finish, or choose another --out") from None
+        raise ValueError(f"{folder} is in use by {holder}; wait until it finishes, or choose another --out") from None
     with suppress(OSError):  # the disk may be full
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Return True if `last/` exists, or False if the run has not saved yet. Raise if `last/` was lost."""
+    """Return True if `last/` exists, and False if the run has not saved anything yet. Raise if `last/` was deleted."""
     for name in ("last", "best"):
         recover(folder / name)
     if (folder / "last").exists():
@@ -134,7 +134,7 @@ def create(config: TrainConfig, command: str, world: World, held: ExitStack) -> 
     if world.first:
         folder.mkdir(parents=True, exist_ok=True)
     world.first_only(lambda: held.enter_context(lock(folder)))
-    world.first_only(lambda: check_free(folder))  # another run may have used it since the first check
+    world.first_only(lambda: check_free(folder))  # another run may have used the folder since the first check
     if world.first:
         (folder / SAVED).unlink(missing_ok=True)
         with atomic_file(folder / CONFIG) as aside:
@@ -143,7 +143,7 @@ def create(config: TrainConfig, command: str, world: World, held: ExitStack) -> 
 
 
 def record_command(folder: Path, command: str, world: World) -> None:
-    """Append a command to commands.txt, which runs of early versions do not have."""
+    """Append a command to commands.txt, which may be missing in runs of early versions."""
     if world.first:
         line = " ".join(command.splitlines())
         new = not (folder / COMMANDS).exists() and (folder / SAVED).exists()
@@ -152,7 +152,7 @@ def record_command(folder: Path, command: str, world: World) -> None:
 
 
 def reopen(config: TrainConfig, world: World, held: ExitStack) -> bool:
-    """Lock the folder of a run to resume. Return True if it has a checkpoint. All processes must call this."""
+    """Lock the folder of a run to resume. Return True if a checkpoint exists. All processes must call this."""
     folder = folder_of(config)
     world.first_only(lambda: held.enter_context(lock(folder)))
     found = world.first_only(lambda: has_checkpoint(folder))
@@ -167,14 +167,14 @@ def folder_of(config: TrainConfig) -> Path:
 
 
 def resumed_config(given: TrainConfig) -> TrainConfig:
-    """Return the config of the run in `given.out`, with the MAY_CHANGE fields of `given`."""
+    """Return the config of the run in `given.out`, updated with the MAY_CHANGE fields of `given`."""
     config = read_config(folder_of(given))
     before, default, changes = flatten(config), flatten(TrainConfig()), {}
     for name, value in flatten(given).items():
         if name in MAY_CHANGE:
             changes[name] = before[name] if value is None else value
         elif value not in (before[name], default[name], "auto"):
-            fail(name, value, f"omitted or {before[name]!r}, as in the run to resume")
+            fail(name, value, f"{before[name]!r} as in the run being resumed, or omitted")
     return with_fields(config, changes)
 
 
@@ -202,7 +202,7 @@ POSITION = re.compile(r"\[\d+\]$")  # end of the name of a sample that is identi
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """Samples of one split, in order. `labels` are class names, or empty if the task uses no labels."""
+    """Samples of one split, in order. `labels` are class names or targets, or empty if the task uses no labels."""
 
     names: list[str]
     labels: list[str]
@@ -223,7 +223,7 @@ class DataRecord:
         splits = {
             split: SplitRecord(
                 [source.name(index) for index in range(len(source))],
-                [data.classes[label] for label in source.labels.tolist()] if labelled else [],
+                [source.label(index) for index in range(len(source))] if labelled else [],
             )
             for split, source in sources.items()
         }
@@ -250,7 +250,7 @@ class DataRecord:
         return record
 
     def labels(self) -> dict[str, str]:
-        """Return the label of every sample by name."""
+        """Return a mapping from the names of all samples to their labels."""
         splits = self.splits.values()
         pairs = [zip(split.names, split.labels or [""] * len(split.names), strict=False) for split in splits]
         return {name: label for pair in pairs for name, label in pair}
@@ -260,7 +260,7 @@ class DataRecord:
 
 
 def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow_change: bool) -> DataSet:
-    """Return the data of a resumed run with its original split, or raise if the data changed.
+    """Return the data of a resumed run with its original split. Raise ValueError if the data changed.
 
     With `allow_change`, samples may be added or removed. Changed classes, changed labels and samples that moved from
     train to val or test are always rejected.
@@ -280,13 +280,14 @@ def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow
         raise ValueError(f"{data.name} has changed since the run started ({changes}): {reason}; restore the old data")
     if not allow_change:
         raise ValueError(
-            f"{data.name} has changed since the run started ({changes}); restore it, or resume with --allow-data-change"
+            f"{data.name} has changed since the run started ({changes}); "
+            "restore the old data, or resume with --allow-data-change"
         )
     return replace(data, note=f"{data.note}; changed since the run started: {changes}")
 
 
 def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
-    """Split the samples as recorded; new samples go to train."""
+    """Restore the recorded split. New samples are added to the train split."""
     assert isinstance(data.train, Subset)
     assert isinstance(data.val, Subset)
     source = data.train.source
@@ -318,7 +319,7 @@ def _changes(before: DataRecord, now: DataRecord) -> str:
 
 
 def _unacceptable(before: DataRecord, now: DataRecord) -> str:
-    """Return the reason to reject a change, or an empty string if it is acceptable."""
+    """Return the reason to reject a change of the data, or an empty string if the change is acceptable."""
     trained = before.names("train") - before.names("val", "test")
     held_out, vanished = now.names("val", "test"), {_without_split(name) for name in trained - now.names()}
     leaked = {name for name in held_out - before.names() if _without_split(name) in vanished} | (trained & held_out)
@@ -348,5 +349,5 @@ def _some(names: Iterable[str], verb: str) -> str:
 
 def _texts(values: Any) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise TypeError("expected a list of strings")
+        raise TypeError(f"expected a list of strings, got {values!r:.80}")
     return values

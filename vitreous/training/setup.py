@@ -14,10 +14,19 @@ import torch
 
 from vitreous.common.checks import BadValue, fail
 from vitreous.common.device import choose_dtype, free_memory
+from vitreous.common.distributed import World
 from vitreous.common.threads import cores
-from vitreous.common.world import World
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader, StreamLoader, TrainLoader
+from vitreous.data.loader import (
+    Batch,
+    BatchSlice,
+    EvalLoader,
+    Reader,
+    StreamLoader,
+    TargetLoader,
+    TrainLoader,
+    with_targets,
+)
 from vitreous.data.resident import (
     READ,
     KeptImages,
@@ -32,8 +41,9 @@ from vitreous.data.sources.base import DataSet, Source
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks.all_tasks import TASKS
 from vitreous.tasks.base import Results, Task, open_init
+from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import TrainConfig
-from vitreous.training.cached_head import CachedHead, can_cache
+from vitreous.training.cached_head import can_cache, with_cached_features
 from vitreous.training.checkpoint import State
 from vitreous.training.compiling import (
     EVALUATED_IMAGES,
@@ -44,15 +54,15 @@ from vitreous.training.compiling import (
     compiled_evaluation,
     repeat,
 )
-from vitreous.training.distributed import parallelise
+from vitreous.training.ddp_fsdp import parallelise
 from vitreous.training.lda_head import LdaHead
-from vitreous.training.optim import Ema, Stepper, add_lora, build_optimizers
+from vitreous.training.optimizer_step import Ema, Stepper, add_lora, build_optimizers
 from vitreous.training.progress import PhaseTimer, ProgressDisplay, check_tensorboard, counted
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import check_not_swapped
 
-KEPT_FRACTION = 1 / 4  # of the free memory is for decoded images; the model and its activations need the rest
+KEPT_FRACTION = 1 / 4  # fraction of the free memory for decoded images; the rest is for the model and its activations
 MOST_THREADS = 32
 
 T = TypeVar("T")
@@ -60,7 +70,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to start."""
+    """A run that is ready to start, with its config, data, task, training state and loaders."""
 
     config: TrainConfig
     data: DataSet
@@ -74,7 +84,7 @@ class Job:
     total_steps: int
     phases: PhaseTimer
     notes: list[str] = field(default_factory=list)  # automatic choices
-    evaluators: dict[int, EvalLoader] = field(default_factory=dict)  # by the id of their source
+    evaluators: dict[int, EvalLoader] = field(default_factory=dict)  # keys: id(source)
 
     @property
     def evaluated_images(self) -> float:
@@ -82,8 +92,8 @@ class Job:
         return self.total_steps / self.steps_per_epoch / (self.config.evaluate_every or 1) * len(self.data.val)
 
     def evaluator(self, source: Source) -> EvalLoader | list[Batch]:
-        """Return the evaluation batches of a split, which are read only once if they fit in memory."""
-        if (batches := self.task.own_evaluation(source)) is not None:
+        """Return the evaluation batches of a split. They are read only once if they fit in memory."""
+        if (batches := self.task.evaluation_batches(source)) is not None:
             return batches
         if id(source) not in self.evaluators:
             model, workers = self.state.model.config, self.config.workers or 0
@@ -92,22 +102,22 @@ class Job:
         return self.evaluators[id(source)]
 
     def evaluate(self, source: Source, display: ProgressDisplay | None = None) -> Results:
-        """Evaluate the current weights, or their average. Each process returns the results for all images."""
+        """Evaluate the weights, or their moving average if there is one. Each process returns the merged results."""
         loader = self.evaluator(source)
         batches = loader if display is None else display.evaluating(loader, len(loader))
         with self.state.ema.applied() if self.state.ema is not None else nullcontext():
-            mine = self.task.evaluate(self.stepper.evaluated, batches, self.stepper.precision)
+            mine = self.task.evaluate(self.stepper.evaluated, with_targets(batches, source), self.stepper.precision)
         return type(mine).join(self.world.gather(mine))
 
 
 def task_class_of(config: TrainConfig, custom: type[Task] | None = None) -> type[Task]:
-    """Return the class that trains a run: that of `task` or a custom one, or LDA for `train_only="lda"`."""
+    """Return LdaHead for `train_only="lda"`, otherwise `custom` if given, otherwise the class of `config.task`."""
     task_class = custom or TASKS[config.task]
     if config.train_only != "lda":
         return task_class
-    if not issubclass(LdaHead, task_class):
-        fail("train_only", "lda", "all, head or lora unless the task is classification")
-    return LdaHead
+    if not issubclass(task_class, Classify):
+        fail("train_only", "lda", "all, head or lora, because lda is only for classification")
+    return LdaHead if task_class is Classify else type(task_class.__name__, (LdaHead, task_class), {})
 
 
 def set_up(
@@ -118,7 +128,7 @@ def set_up(
     init: Checkpoint | None = None,
     phases: PhaseTimer | None = None,
 ) -> Job:
-    """Build a run. `task_class` replaces the config's task; `init` is the --init checkpoint if it is already open."""
+    """Build a run. `task_class` overrides the config's task. `init` is the --init checkpoint if it is already open."""
     phases, task_class = phases or PhaseTimer(), task_class or task_class_of(config)
     custom = task_class not in TASKS.values()
     size, unit = config.batch_size, world.size * config.accumulate
@@ -138,14 +148,15 @@ def set_up(
         how = dataclasses.replace(model.config.preprocessing, value_range=config.value_range)
         for part in (model, model.backbone):
             part.config = part.config.override({"preprocessing": how})
-    copy_to_memory(model)  # weights must not stay mapped to the --init file; checkpoints need contiguous tensors
+    copy_to_memory(model)  # unmap the weights from the --init file, and make them contiguous for checkpoints
     backbone = model.backbone
     freeze(model, config)
-    cached = config.train_only == "head" and can_cache(config, task_class, model)
-    task = (CachedHead if cached else task_class)(config, model)
+    if config.cache_features and not can_cache(config, task_class, model.config):
+        fail("cache_features", True, "omitted, because features can be cached only if flips are the only augmentation")
+    task = (with_cached_features(task_class) if config.cache_features else task_class)(config, model)
     task.use_data(data)
     if custom and config.train_only != "lora":  # LoRA is merged before saving
-        check_not_swapped(model)  # otherwise its checkpoints cannot be loaded
+        check_not_swapped(model)  # checkpoints of a model with swapped modules cannot be loaded
     module = task.module().train()
     if config.checkpoint_blocks:
         if not backbone.blocks:
@@ -154,30 +165,33 @@ def set_up(
 
     wrapped = parallelise(module, world, config.parallel) if world.many else module
     if config.optim.optimizer == "muon" and (config.train_only != "all" or not backbone.blocks):
-        fail("optimizer", "muon", "adamw or sgd unless all weights of a ViT are trained")
+        fail("optimizer", "muon", "adamw or sgd, because muon needs a ViT with --train-only all")
     optimizers = build_optimizers(module, config.optim, backbone)
     ema = Ema(model, config.optim.ema) if config.optim.ema is not None else None
     precision = dtype_of(config, world)
 
     steps_per_epoch = len(data.train) // place.batch_size
     total = config.steps or max(round((config.epochs or 1) * steps_per_epoch), 1)
-    stepper = Stepper(task, wrapped, optimizers, world, precision, config.accumulate, config.optim.clip)
+    scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
+    stepper = Stepper(task, wrapped, optimizers, world, precision, scaler, config.accumulate, config.optim.clip)
     exact = exact_from(config.decode, total / steps_per_epoch)
     reader = train_reader(data.train, config, model.config, task.masks, exact)
     with phases("data"):
-        loader = task.own_loader(data, world, place, precision)
+        loader = task.train_loader(data, world, place, precision)
         if loader is None:
             progress = counted if world.first else lambda items, *_: items
             loader = train_loader(reader, config, place, world.device, progress)
-    state = State(model, module, optimizers, ema)
+        if data.train.targets is not None:
+            loader = TargetLoader(loader, data.train)
+    state = State(model, module, optimizers, ema, scaler)
     job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases)
     return compile_step(job, called_once=not custom)
 
 
 def compile_step(job: Job, called_once: bool) -> Job:
-    """Compile the training step if the config requires it or, by default, if that makes a run on a GPU shorter.
+    """Compile the training step if the config requires it. By default, compile if that makes a run on a GPU shorter.
 
-    Custom tasks may call the module more than once per step, which CUDA graphs do not support.
+    `called_once` is True if a step calls the module only once, which CUDA graphs require.
     """
     config, world, stepper, blocks = job.config, job.world, job.stepper, job.state.model.backbone.blocks
     automatic = config.compile is None and world.device.type == "cuda" and job.task.long_steps
@@ -209,15 +223,17 @@ def freeze(model: Model, config: TrainConfig) -> None:
     backbone = model.backbone
     backbone.requires_grad_(False)
     if config.train_only == "lora":
-        if not backbone.blocks or config.parallel == "fsdp":
-            raise BadValue("--train-only lora needs a ViT and cannot be used with --parallel fsdp")
+        if not backbone.blocks:
+            raise BadValue(f"--train-only lora requires a ViT, got {type(backbone).__name__}")
+        if config.parallel == "fsdp":
+            raise BadValue("--train-only lora cannot be combined with --parallel fsdp")
         add_lora(backbone, config.lora_rank)
     for head in backbone.heads:
         head.requires_grad_(True)
 
 
 def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
-    """Return the first epoch with exact JPEG decoding; `auto` decodes the last tenth of the epochs exactly.
+    """Return the first epoch with exact JPEG decoding. With `auto`, the last tenth of the epochs is decoded exactly.
 
     >>> exact_from("auto", 300), exact_from("auto", 5), exact_from("auto", 0.5), exact_from("exact", 300)
     (270, 4, 0, 0)
@@ -227,7 +243,7 @@ def exact_from(decode: Literal["auto", "exact", "fast"], epochs: float) -> int:
 
 
 def dtype_of(config: TrainConfig, world: World) -> torch.dtype:
-    """Return the compute dtype; `auto` is bfloat16 on a GPU that supports it, otherwise float32."""
+    """Return the compute dtype. `auto` means bfloat16 on a GPU that supports it, and float32 otherwise."""
     return torch.float16 if config.precision == "fp16" else choose_dtype(config.precision, world.device)
 
 
@@ -244,7 +260,7 @@ class Counted(Protocol):
 def train_reader(
     source: Source, config: TrainConfig, model: ModelConfig, masks: bool = False, exact_from: int = 0
 ) -> Reader:
-    """Return the reader of the training images for a model. Images that are kept are decoded exactly."""
+    """Return the reader of the training images for a model. Images that are kept in memory are decoded exactly."""
     augmentation = config.augment.on(Augmentation())
     exact_from = 0 if config.decode == "auto" and config.keep_images in ("gpu", "memory") else exact_from
     form = model.image_size, model.channels, model.preprocessing
@@ -254,7 +270,7 @@ def train_reader(
 def train_loader(
     reader: Reader, config: TrainConfig, place: BatchSlice, device: torch.device, counted: Counted
 ) -> TrainLoader:
-    """Return the loader of the training batches; first decode all images if they are kept."""
+    """Return the loader of the training batches. If images are kept in memory, decode all of them first."""
     keep, workers, threads = config.keep_images, config.workers or 0, decoding_threads()
     if keep in (None, "no"):
         return StreamLoader(reader, place, workers, device)
@@ -276,7 +292,7 @@ def train_loader(
 def eval_loader(
     source: Source, model: ModelConfig, place: BatchSlice, device: torch.device, workers: int, masks: bool
 ) -> EvalLoader:
-    """Return the evaluation batches of a split, which are kept if they fit."""
+    """Return a loader for evaluation batches of a split. It keeps the batches in device or main memory if they fit."""
     reader = Reader(source, model.image_size, model.channels, model.preprocessing, masks=masks)
     needed = kept_bytes(reader) / place.world_size
     fits = (where for where in (device, torch.device("cpu")) if needed <= KEPT_FRACTION / 2 * free_memory(where.type))
@@ -284,5 +300,5 @@ def eval_loader(
 
 
 def decoding_threads() -> int:
-    """Return the number of threads that decode images before training, as many as this process has cores."""
+    """Return the number of threads that decode images before training: one per core of this process, at most 32."""
     return min(max(cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1), MOST_THREADS)

@@ -57,5 +57,5 @@ _HOMES = {
     "UnsupportedByFormat": "vitreous.weights.io",
 }
 __all__ = sorted(_HOMES)
-if not TYPE_CHECKING:  # mypy would accept any name
+if not TYPE_CHECKING:  # hidden from mypy, which would otherwise accept any name
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -17,7 +17,8 @@ from vitreous.model.protocol import ModelConfig
 
 # Fields that a preset's name does not imply: input and output sizes, regularisation, and dataset properties.
 NOT_NAMED = {
-    "image_size", "num_classes", "labels", "preprocessing", "dropout", "stochastic_depth", "patch_dropout", "pad",
+    "image_size", "num_classes", "labels", "output", "preprocessing", "dropout", "stochastic_depth", "patch_dropout",
+    "pad",
 }  # fmt: skip
 SHOWN_LABELS = 20
 
@@ -32,7 +33,7 @@ def model_card(
 ) -> str:
     """Return the card as Markdown. `provenance` may contain `license`, `metrics` (numbers by name) and other entries.
 
-    `source` is the argument of `vitreous.load` in the examples; `library` is the library that loads the files.
+    `source` is the argument of `vitreous.load` in the examples. `library` is the library that loads the files.
     """
     rest = {key: value for key, value in provenance.items() if key not in ("license", "metrics")}
     sections = [
@@ -61,7 +62,7 @@ def front_matter(config: ModelConfig, provenance: Mapping[str, Any], library: st
 
 
 def title(config: ModelConfig) -> str:
-    """Return the name of the preset with the same architecture (e.g. ViT-B/16), or a summary of the architecture."""
+    """Return the preset name for the architecture (e.g. ViT-B/16), or a summary if no preset has this architecture."""
 
     def shape(config: ModelConfig) -> dict[str, Any]:
         return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in NOT_NAMED}
@@ -95,7 +96,7 @@ def _summary(config: ModelConfig, parameters: int) -> str:
 
 def _usage(config: ModelConfig, source: str) -> str:
     call, command = config.output_kind.python, config.output_kind.command.format(source=source)
-    where = ", in this folder (elsewhere, replace the dot with its path)" if source == "." else ""
+    where = ", in this folder (elsewhere, replace the dot with the path of this folder)" if source == "." else ""
     return (
         f"## Usage\n\nRun `pip install vitreous`, then{where}:\n\n```python\nimport vitreous\n\n"
         f'model = vitreous.load("{source}")\nprint(vitreous.{call})\n```\n\n```sh\nvitreous {command}\n```'
@@ -122,7 +123,7 @@ def _preprocessing(config: ModelConfig) -> str:
     if config.output_kind.per_pixel:
         fit = f"to cover {size}, keeping the aspect ratio, then split into overlapping windows of that size"
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (how.mean, how.std))
-    deep = "" if how.value_range is None else "Values of 16-bit images from {:g} to {:g}. ".format(*how.value_range)
+    deep = "" if how.value_range is None else "16-bit images: {:g} is black, {:g} is white. ".format(*how.value_range)
     return f"{deep}Resized ({how.interpolation}) {fit}; scaled to [0, 1] and normalised with mean {mean} and std {std}."
 
 

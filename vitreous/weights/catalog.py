@@ -1,11 +1,12 @@
-"""Catalog of pretrained weights: short names such as `dinov2-s` for repositories of the Hugging Face Hub.
+"""Catalog of pretrained weights: short names such as `dinov2-s` for repositories on the Hugging Face Hub.
 
 All entries are timm's copies of the published weights (`model.safetensors` and `config.json`), downloaded by `hub.py`.
 The Hub publishes the SHA-256 of each file, and every download is checked against it. This module does not import torch.
 
 Names: family, size and patch (`augreg-b16`), then `-reg` (registers), `-distilled`, `-384` (image size), `-in21k`
-(pre-trained on ImageNet-21k, not fine-tuned) or `-in21k-ft` (then fine-tuned on ImageNet-1k). Without an ending,
-DeiT-III was trained on ImageNet-1k alone; AugReg, ViT and BiT were fine-tuned on it after ImageNet-21k.
+(pre-trained on ImageNet-21k, not fine-tuned) or `-in21k-ft` (pre-trained on ImageNet-21k, then fine-tuned on
+ImageNet-1k). Without `-in21k` and `-in21k-ft`, DeiT-III was trained on ImageNet-1k alone, whereas AugReg, ViT and BiT
+were pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k.
 """
 
 import re
@@ -30,10 +31,10 @@ class Pretrained:
     """Pretrained weights on the Hugging Face Hub."""
 
     model: str  # timm's name
-    preset: str  # with the same architecture; "" if there is none
+    preset: str  # preset with the same architecture; "" if there is none
     image_size: int
-    parameters: float  # in millions, with the head
-    top1: float | None  # in percent; None if the authors report none
+    parameters: float  # in millions, including the head
+    top1: float | None  # in percent; None if the authors do not report it
     measured: str  # meaning of `top1`
     license: str
     paper: str  # arXiv id
@@ -151,7 +152,7 @@ for _name, _entry in CATALOG.items():
 
 
 def name_hint(name: str) -> str:
-    """Suggest the catalog name for a misspelt name or for a model name of timm or torch.hub; "" if there is none.
+    """Suggest a catalog name for a misspelt name or for a timm or torch.hub model. Return "" if nothing matches.
 
     >>> name_hint("dinov2-small")
     " (did you mean 'dinov2-s'?)"
@@ -174,7 +175,7 @@ def name_hint(name: str) -> str:
 
 
 def hub_hint(name: str) -> str:
-    """Return how to load `owner/name` from the Hub, as transformers does; "" if the name has another form.
+    """Return a hint on loading `owner/name` from the Hub. Return "" if the name has another form.
 
     >>> hub_hint("facebook/dinov2-small")
     "; if it is on the Hugging Face Hub, use 'hf-hub:facebook/dinov2-small'"

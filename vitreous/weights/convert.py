@@ -36,7 +36,7 @@ class Conversion:
     losses: list[str]  # numeric differences accepted by `lossy`
     remarks: list[str]  # differences too small to need `lossy`
     not_kept: list[str]  # config fields that the written checkpoint does not preserve
-    differences: list[Difference]  # between the model and the checkpoint as read back, after each stage
+    differences: list[Difference]  # differences from the model after reading the checkpoint back, per stage
     read_as: str = "Vitreous"  # format of the source
     peer: PeerCheck | None = None  # comparison with the other library, if requested
 
@@ -82,7 +82,7 @@ def convert(
 
 
 def _read_back(target: Path, to: str, config: ModelConfig) -> tuple[Model, list[str]]:
-    """Load the written checkpoint; return the model and the config fields that the checkpoint does not preserve."""
+    """Load the written checkpoint. Return the model and the config fields that the checkpoint does not preserve."""
     known = {"num_heads": config.num_heads, "image_size": config.image_size}
     try:
         model, not_kept = load(target, to), []
@@ -97,7 +97,7 @@ def _read_back(target: Path, to: str, config: ModelConfig) -> tuple[Model, list[
 
 
 def _changes(fields: Mapping[str, tuple[object, object]]) -> list[str]:
-    """Return one line per field that differs; dataclasses are compared field by field.
+    """Return one line per field that differs. Dataclasses are compared field by field.
 
     >>> from vitreous.model.options import Learned1d
     >>> _changes({"position": (Learned1d(interpolation="google"), Learned1d(interpolation="timm"))})
@@ -115,7 +115,7 @@ def _changes(fields: Mapping[str, tuple[object, object]]) -> list[str]:
 
 
 def _excerpts(a: str, b: str) -> tuple[str, str]:
-    """Escape and truncate two texts; long ones start shortly before their first difference.
+    """Escape and truncate two texts. Long texts are cut to start shortly before their first difference.
 
     >>> _excerpts("x" * 90 + "one", "x" * 90 + "two")
     ('...xxxxxxxxxxone', '...xxxxxxxxxxtwo')

@@ -1,4 +1,4 @@
-"""`vitreous.create`: a preset with random or pretrained weights. This module imports torch only to build a model."""
+"""`vitreous.create`: build a preset with random or pretrained weights. torch is imported only to build a model."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -38,9 +38,9 @@ def create(
 ) -> "Model":
     """Build a model from a preset, randomly initialised unless `pretrained`.
 
-    `overrides` replaces other config fields: `{"registers": 4, "position": Rotary2d()}`. `pretrained` is a catalog name
-    with this architecture, or True for the first one (see `vitreous info --pretrained`). The other arguments are then
-    passed to `vitreous.load`; `num_classes` replaces the pretrained head.
+    `overrides` sets other config fields, e.g. `{"registers": 4, "position": Rotary2d()}`. `pretrained` is the catalog
+    name of weights for this preset, or True for the first such name (see `vitreous info --pretrained`). With
+    `pretrained`, the other arguments are passed to `vitreous.load`, and `num_classes` replaces the pretrained head.
 
     >>> model = create("ViT-Ti/16", num_classes=10, image_size=(224, 320))
     >>> model.config.grid
@@ -48,7 +48,7 @@ def create(
     >>> model = create("DINOv2-S/14", num_classes=10, image_size=224, pretrained="dinov2-s")  # doctest: +SKIP
     """
     if name in CATALOG:
-        raise BadValue(f"{name} is the catalog name of pretrained weights, not a preset: use vitreous.load({name!r})")
+        raise BadValue(f"{name} is the catalog name of pretrained weights, not a preset; use vitreous.load({name!r})")
     if pretrained is False:
         from vitreous.model.build import build
 

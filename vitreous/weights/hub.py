@@ -1,4 +1,4 @@
-"""Downloads models from and uploads them to the Hugging Face Hub: `hf-hub:owner/name[@revision]`.
+"""Downloads models from the Hugging Face Hub (`hf-hub:owner/name[@revision]`), and uploads models to it.
 
 huggingface_hub downloads to its cache and reads its usual settings: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
 Only the files needed for loading are downloaded, and each is verified by checksum. The cached snapshot is then loaded
@@ -52,7 +52,7 @@ class Snapshot:
     repository: str
 
     def record(self, provenance: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the repository, commit and license to a model's provenance; move a previous repository to `earlier`."""
+        """Add the repository, commit and license to a model's provenance. Move a previous repository to `earlier`."""
         commit = self.folder.name
         record = dict(provenance)
         if record.get("file") == commit:  # name of the cache folder
@@ -71,9 +71,7 @@ def parse(source: str | Path) -> Name:
     if not is_repository(repository):
         fail("source", text, f"{HUB_PREFIX}owner/name or {HUB_PREFIX}owner/name@revision")
     if at and (not re.fullmatch(r"\w[\w.+/-]*", revision) or ".." in revision):
-        fail(
-            "source", text, f"{HUB_PREFIX}{repository} or {HUB_PREFIX}{repository}@ followed by a branch, tag or commit"
-        )
+        fail("source", text, f"{HUB_PREFIX}{repository} or {HUB_PREFIX}{repository}@REVISION (a branch, tag or commit)")
     return Name(repository, revision or None)
 
 
@@ -122,7 +120,7 @@ def _shards(names: Collection[str], index: str) -> list[str]:
 def download(source: str | Path, notice: str = "") -> Snapshot:
     """Download the model files that are not in the cache and return the cached snapshot.
 
-    `notice` is printed to stderr before weights are downloaded, and not at all if they are in the cache.
+    `notice` is printed to stderr before a download, but not if all files are already in the cache.
     """
     import huggingface_hub
     from huggingface_hub import constants
@@ -141,7 +139,7 @@ def download(source: str | Path, notice: str = "") -> Snapshot:
     except OSError:
         cached = None
     if constants.HF_HUB_OFFLINE:
-        return _offline(name, cached, "HF_HUB_OFFLINE is set: unset it to download the model")
+        return _offline(name, cached, "HF_HUB_OFFLINE is set; unset it to download the model")
     try:
         # A single request, because listing the tree would retry for half a minute without a network.
         with metadata():
@@ -155,7 +153,7 @@ def download(source: str | Path, notice: str = "") -> Snapshot:
     except Exception as error:  # the HTTP library raises various errors without a network
         if refused := _refusal(error, name, page):
             raise refused from None
-        return _offline(name, cached, f"{page} cannot be reached ({_reason(error)}): try again later")
+        return _offline(name, cached, f"{page} cannot be reached ({_reason(error)}); try again later")
     listing = {file.rfilename: file for file in about.siblings or [] if isinstance(file.rfilename, str)}
     try:
         wanted = choose(listing)
@@ -172,10 +170,10 @@ def download(source: str | Path, notice: str = "") -> Snapshot:
         folder = fetch(name.repository, new, name.revision)
     except Exception as error:
         raise _refusal(error, name, page) or OSError(
-            f"{name} could not be downloaded from {page} ({_reason(error)}): try again; completed files are kept"
+            f"{name} could not be downloaded from {page} ({_reason(error)}); try again (completed files are kept)"
         ) from None
     if folder.name != commit:
-        raise OSError(f"{name} changed during the download: try again")
+        raise OSError(f"{name} changed during the download; try again")
     return Snapshot(folder, name.repository)
 
 
@@ -238,7 +236,7 @@ def check_destination(push_to: str) -> str:
     if not is_repository(repository):
         fail("push_to", push_to, "owner/name")
     if constants.HF_HUB_OFFLINE:
-        raise OSError(f"cannot push to {repository} because HF_HUB_OFFLINE is set: unset it first")
+        raise OSError(f"cannot push to {repository} because HF_HUB_OFFLINE is set; unset it first")
     return repository
 
 
@@ -290,22 +288,22 @@ def push(model: Model, path: Path, format: str, repository: str, provenance: Map
 
 
 def _refusal(error: Exception, name: Name, page: str) -> Exception | None:
-    """Return the error to raise for a Hub response that a retry would not change, or None."""
+    """Return the error to raise for a permanent Hub error, or None if a retry may succeed."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, RevisionNotFoundError):
         revision = name.revision or constants.DEFAULT_REVISION
-        return BadCheckpoint(f"{name}: {page} has no revision {revision!r}: use an existing branch, tag or commit")
+        return BadCheckpoint(f"{name}: {page} has no revision {revision!r}; use an existing branch, tag or commit")
     if isinstance(error, GatedRepoError):
         return OSError(f"{name} is gated: accept the terms on {page}, then {LOG_IN}")
     if _status(error) == 401 and "Invalid credentials" in _server_message(error):
-        return OSError(f"{name}: {constants.ENDPOINT} rejected the token: {LOG_IN} to a valid one")
+        return OSError(f"{name}: {constants.ENDPOINT} rejected the token; {LOG_IN} to a valid token")
     # The Hub also sends 401 for missing repositories.
     if isinstance(error, RepositoryNotFoundError) or _status(error) == 401:
-        return BadCheckpoint(f"{name}: {page} does not exist or is private: check the name; if it is private, {LOG_IN}")
+        return BadCheckpoint(f"{name}: {page} does not exist or is private; check the name or {LOG_IN}")
     if _status(error) == 403:
-        return OSError(f"{name}: the token has no read access to {page}: {LOG_IN} to another one")
+        return OSError(f"{name}: the token has no read access to {page}; {LOG_IN} to another token")
     return None
 
 

@@ -71,7 +71,7 @@ def find_tensors(path: Path, lazy: bool = False) -> StateDict:
 
 
 def _weights_in(folder: Path) -> Path:
-    """Return the weight file that transformers or timm writes, or the only weight file in a folder."""
+    """Return the weight file in a folder: one with a name in USUAL_NAMES, otherwise the only weight file."""
     for name in USUAL_NAMES:
         if (folder / name).is_file():
             return folder / name
@@ -98,7 +98,7 @@ class _Plan(NamedTuple):
 
 @dataclass
 class ForeignCheckpoint:
-    """A checkpoint in a format other than Vitreous. The format is detected unless `format` is given."""
+    """A checkpoint in another library's format. The format is detected unless `format` is given."""
 
     path: Path
     format: str | None
@@ -124,7 +124,7 @@ class ForeignCheckpoint:
             warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # points to the call of vitreous.load
         model, state = plan.blank, plan.state
         fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, plan.format.ignored))
-        state.forget()  # pages of tensors that were combined into new ones
+        state.forget()  # free the pages of tensors that were combined into new tensors
         native = image_size is None or as_size(image_size) == plan.config.image_size
         return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
 
@@ -137,7 +137,7 @@ class ForeignCheckpoint:
     def _plan(
         self, format: Format, opened: StateDict, overrides: Mapping[str, Any], image_size: Any, new_head: bool
     ) -> _Plan:
-        """Infer the config. With `new_head`, an unsupported classifier is ignored."""
+        """Infer the config. If `new_head`, ignore an unsupported classifier."""
         kind = format.config_class
         hints = get_type_hints(kind)
         for field in overrides:
@@ -155,7 +155,7 @@ class ForeignCheckpoint:
             # Overrides that do not match the tensors are a bad argument; everything else is a bad file.
             caller = isinstance(error, BadValue) and any(field in str(error) for field in given)
             raise (BadValue if caller else BadCheckpoint)(f"{state.path} (read as {format.title}): {error}") from error
-        if (depth := config.num_layers) * 4 > len(state.tensors):  # before building thousands of layers
+        if (depth := config.num_layers) * 4 > len(state.tensors):  # check before building thousands of layers
             raise BadCheckpoint(f"{state.path} has {len(state.tensors)} tensors, too few for a depth of {depth}")
         table = format.table(config)
         used = {name for row in table for name in row.theirs}
@@ -189,7 +189,7 @@ def write_foreign(model: Model, format: Format, path: str | os.PathLike[str], lo
     differences = format.differences(config, folder=target.suffix not in SUFFIXES)
     if differences and not lossy:
         in_folder = not format.suffixes and not format.differences(config, folder=True)
-        remedy = "Save to a folder, whose config.json records them, or save" if in_folder else "Save"
+        remedy = "Save to a folder, whose config.json records these settings, or save" if in_folder else "Save"
         raise UnsupportedByFormat(
             f"{format.title} would give different outputs with these weights: {'; '.join(differences)}. "
             f"{remedy} the model anyway with lossy=True (--lossy)"
@@ -211,7 +211,7 @@ def write_foreign(model: Model, format: Format, path: str | os.PathLike[str], lo
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in any format. It provides a description and builds the model."""
+    """A checkpoint in any supported format, which can be described or built into a model."""
 
     checkpoint: NativeCheckpoint | ForeignCheckpoint
     snapshot: Snapshot | None = None  # if it came from the Hugging Face Hub
@@ -244,7 +244,7 @@ def is_hub(source: str | Path) -> bool:
 
 
 def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint:
-    """Open a folder, a file, a catalog name or `hf-hub:owner/name[@revision]`; the format is detected unless given."""
+    """Open a folder, file, catalog name or `hf-hub:owner/name[@revision]`. Detect the format unless it is given."""
     if format is not None:
         format = canonical_name(format)
     snapshot = download(source) if is_hub(source) else _download_pretrained(str(source))
@@ -265,7 +265,8 @@ def _download_pretrained(name: str) -> Snapshot | None:
         return download(entry.source, f"downloading {name} ({entry.source}): {terms}")
     except OSError as error:
         files = "its config.json and model.safetensors"
-        raise OSError(f"{name}: {error}; or copy {files} to a folder and use its path instead of {name}") from None
+        instead = f"Alternatively, copy {files} to a folder and pass that folder instead of {name}"
+        raise OSError(f"{name}: {error}. {instead}") from None
 
 
 def load(
@@ -283,7 +284,7 @@ def load(
         `hf-hub:owner/name[@revision]`.
     format: The checkpoint format; detected by default.
     image_size: Resample the position embeddings to this image size, as the library that wrote the checkpoint does.
-    num_classes: Replace the head with a new one for this number of classes; 0 removes it.
+    num_classes: Replace the head with a new head for this number of classes; 0 removes the head.
     overrides: Config fields that change no shapes, such as `{"dropout": Dropout(hidden=0.1)}`. For other formats, also
         fields that cannot be inferred from the tensors, such as `num_heads`, or `image_size` for a non-square grid.
 
@@ -293,7 +294,7 @@ def load(
 
 
 def load_encoder(source: str | Path, image_size: ImageSize | None = None) -> ViT | ResNet:
-    """Load a model; if it is a segmenter, return only its encoder."""
+    """Load a model. If the model is a segmenter, return only its encoder."""
     model = load(source, image_size=image_size)
     vars(model.backbone)["provenance"] = provenance_of(model)
     return model.backbone  # type: ignore[return-value]
@@ -314,7 +315,7 @@ def save(
 ) -> None:
     """Save a model as a Vitreous checkpoint folder or in another format.
 
-    Raises `UnsupportedByFormat` if the format cannot represent the model. `lossy` accepts numeric differences, such as
+    Raise `UnsupportedByFormat` if the format cannot represent the model. `lossy` accepts numeric differences, such as
     a different GELU, provided that all weights are kept. `push_to` also uploads the files and a model card to a Hugging
     Face Hub repository ("owner/name"); by default, nothing is uploaded.
     """

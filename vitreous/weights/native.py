@@ -3,7 +3,7 @@
 A calibrated checkpoint also has `familiarity.safetensors`. A head from `train --train-only lda` is stored together with
 `statistics.safetensors`, which `extend` needs.
 
-`config.json` contains everything needed to rebuild the model, preprocess images and label the classes, as well as the
+`config.json` contains everything needed to rebuild the model, preprocess images and name the classes, as well as the
 origin of the weights. Loading checks names, shapes and dtypes, builds the model on the meta device, and assigns
 memory-mapped tensors. No code is executed. Before saving, the model is compared with its config.
 """
@@ -27,7 +27,6 @@ from vitreous.common.checks import as_size, path_suggestion, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model import PRESETS, AnyConfig, Model, ModelConfig
-from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.weights.card import model_card
@@ -51,7 +50,7 @@ RECOMPUTED = "._checkpoint_wrapped_module"  # inserted into module names by torc
 def save_folder(model: Model, path: str | os.PathLike[str], provenance: Mapping[str, Any] | None = None) -> None:
     """Write a checkpoint atomically, replacing an existing one.
 
-    `provenance` is merged into the model's own provenance; `metrics` and `license` in it also appear on the model card.
+    `provenance` is merged into the model's own provenance. The model card shows its `metrics` and `license`.
     A folder that contains any other file is not replaced.
     """
     folder = Path(path)
@@ -70,9 +69,9 @@ def write_files(
     name: str = "model",
     tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the checkpoint files to an existing folder. `tensors`, if given, replaces the model's state dict."""
+    """Write the checkpoint files to an existing folder. If `tensors` is given, it replaces the state dict."""
     record = {**provenance_of(model), **_to_json(provenance or {}), "vitreous": vitreous.__version__}
-    if model.config.calibration is None:  # the head or the image size may have been changed since
+    if model.config.calibration is None:  # the head or the image size may have changed since the calibration
         record.pop(CALIBRATION, None)
     (folder / CONFIG).write_bytes(_config_json(model.config, record))
     written = model.state_dict() if tensors is None else tensors
@@ -94,13 +93,14 @@ def _config_json(config: ModelConfig, provenance: Mapping[str, Any]) -> bytes:
 
 
 def store_calibration(
-    path: str | os.PathLike[str], calibration: Calibration, familiarity: Familiarity, record: Mapping[str, Any]
+    path: str | os.PathLike[str], fields: Mapping[str, Any], familiarity: Familiarity | None, record: Mapping[str, Any]
 ) -> None:
-    """Add a calibration to a checkpoint. `record` describes its data; the weights are not touched."""
+    """Replace fitted fields of a config without changing the weights. `record` describes the validation images."""
     opened = NativeCheckpoint(path)
-    with atomic_file(opened.folder / FAMILIARITY) as aside:
-        write_tensors(familiarity.tensors(), aside)
-    config = opened.stored.override({"calibration": calibration})
+    if familiarity is not None:
+        with atomic_file(opened.folder / FAMILIARITY) as aside:
+            write_tensors(familiarity.tensors(), aside)
+    config = opened.stored.override(fields)
     with atomic_file(opened.folder / CONFIG) as aside:
         aside.write_bytes(_config_json(config, {**opened.provenance, CALIBRATION: _to_json(record)}))
 
@@ -127,7 +127,7 @@ def _to_json(value: Any) -> Any:
 
 
 def check_not_swapped(model: Model) -> None:
-    """Raise if a module differs from the config, because loading rebuilds the model from the config alone.
+    """Raise ValueError if a module differs from the config, because loading rebuilds the model from the config alone.
 
     Modules are compared by class, `extra_repr` (e.g. the eps of a norm) and tensor shapes. Attributes changed on
     existing modules are not detected, and added modules without tensors, such as a loss, are dropped silently.
@@ -194,7 +194,7 @@ class NativeCheckpoint:
     ) -> Model:
         """Build the model with memory-mapped tensors."""
         file, config = self.folder / WEIGHTS, self.stored.override(overrides)
-        if (layers := config.num_layers) > len(self.header):  # before building thousands of layers
+        if (layers := config.num_layers) > len(self.header):  # check before building thousands of layers
             raise BadCheckpoint(f"{file} has {len(self.header)} tensors, too few for the {layers} layers in {CONFIG}")
         model = build_blank(config)
         check_tensors(file, self.header, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
@@ -233,7 +233,7 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 def check_not_run(folder: Path) -> None:
-    """Raise if a folder is a training run, and suggest the checkpoint inside it."""
+    """Raise BadCheckpoint if a folder is a training run. The error suggests the checkpoint inside the folder."""
     for name in ("best", "last"):
         if (folder / name / WEIGHTS).is_file() and (folder / name / CONFIG).is_file():
             inside = str(folder / name)
@@ -244,7 +244,7 @@ def missing_checkpoint(path: Path) -> BadCheckpoint:
     """Return the error for a path that does not exist and is not in the catalog."""
     if (name := path.as_posix()) in PRESETS:
         weights = BY_PRESET.get(name)
-        known = f"'{weights[0]}' (pretrained weights for it), " if weights else ""
+        known = f"'{weights[0]}' (pretrained weights for this preset), " if weights else ""
         expected = f"expected {known}a folder, a file, a catalog name or hf-hub:owner/name"
         return BadCheckpoint(f"{path} is a preset without weights, not a checkpoint; {expected}")
     hub = "" if path.parent.exists() else hub_hint(name)
@@ -293,25 +293,25 @@ def _read_config(folder: Path) -> tuple[AnyConfig, dict[str, Any]]:
 
 
 class Statistics(NamedTuple):
-    """Statistics of the features that the head was computed from, and the digest of the weights they belong to."""
+    """Feature statistics from which the head was computed, and the digest of the corresponding weights."""
 
     tensors: dict[str, Tensor]
     digest: str
 
 
 def set_statistics(model: Model, tensors: Mapping[str, Tensor], digest: str | None = None) -> None:
-    """Attach statistics to a model. By default they belong to its current weights."""
+    """Attach statistics to a model. By default, `digest` is the digest of the current weights."""
     digest = digest or weights_digest(model.config, model.state_dict())
     vars(model)["statistics"] = Statistics(dict(tensors), digest)
 
 
 def statistics_of(model: Model) -> dict[str, Tensor] | None:
-    """Return the statistics of a model, or None if it has none or if its weights or config have changed since."""
+    """Return the statistics of a model, or None if they are missing or do not match the weights and config."""
     return _valid_statistics(model, model.state_dict())
 
 
 def weights_digest(config: ModelConfig, tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of a config, without its calibration, and tensors."""
+    """Return a hash of the tensors and of the config without its calibration."""
     fields = {name: value for name, value in to_dict(config).items() if name != "calibration"}
     total = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
@@ -347,7 +347,7 @@ def adapt(
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
 ) -> Model:
-    """Resize the model and replace its head if requested, and record the changes in its provenance."""
+    """Resize the model and replace its head if requested. Record the changes in its provenance."""
     if num_classes is not None:
         model.replace_head(num_classes)
     if image_size is not None:

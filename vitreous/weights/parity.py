@@ -20,7 +20,7 @@ class Difference(NamedTuple):
 
 @torch.no_grad()
 def compare(first: Model, second: Model, images: Float[Tensor, "b c h w"]) -> list[Difference]:
-    """Compare the models stage by stage. Each model uses its own outputs, so differences accumulate."""
+    """Compare the models stage by stage. Each model continues with its own outputs, so differences accumulate."""
     pairs = zip(first.stage_outputs(images), second.stage_outputs(images), strict=True)
     return [difference(stage, a, b) for (stage, a), (_, b) in pairs]
 

@@ -3,9 +3,7 @@
 A library is imported only if it is needed. b: batch; c: channels; h, w: image height and width.
 """
 
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +23,7 @@ Output = Callable[[Tensor], Tensor]  # images to logits, or to features for a mo
 
 
 class PeerCheck(NamedTuple):
-    """Difference between the outputs of Vitreous and of another library, or why the library could not be run."""
+    """Difference between the outputs of Vitreous and another library, or the reason why that library did not run."""
 
     library: str
     outputs: Difference | None
@@ -36,16 +34,16 @@ class PeerCheck(NamedTuple):
 def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "b c h w"]) -> PeerCheck | None:
     """Load a written checkpoint with the library of its format and compare the outputs.
 
-    Returns None if there is no Python package for the format.
+    Return None if there is no Python package for the format.
     """
     if format not in PEERS:
         return None
     library, load = PEERS[format]
     try:
-        repair_torchvision()
         theirs = load(path, model.config)(images)
     except ModuleNotFoundError as error:
-        return PeerCheck(library, None, f"{error.name} is not installed")
+        reason = f"{error.name} is not installed" if error.name else single_spaced(str(error), 200)
+        return PeerCheck(library, None, reason)
     except Exception as error:  # a broken installation, or an unsupported version, must not fail the conversion
         return PeerCheck(library, None, single_spaced(f"{type(error).__name__}: {error}", 200))
     ours = model(images)
@@ -55,25 +53,8 @@ def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "
     return PeerCheck(library, difference("outputs", ours, theirs))
 
 
-def repair_torchvision() -> None:
-    """Make torchvision, which other libraries import, importable even if it was built for another torch version.
-
-    Such a torchvision fails to import because its operators are missing. ViTs do not use them, so the two that are
-    looked up at import are declared without an implementation.
-    """
-    with warnings.catch_warnings(), suppress(ModuleNotFoundError):
-        warnings.simplefilter("ignore")
-        try:
-            import torchvision
-        except RuntimeError:
-            for operator in ("nms", "qnms"):
-                torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou) -> Tensor")
-            import torchvision  # noqa: F401
-
-
 def timm_model(config: ViTConfig) -> nn.Module:
-    """Build the model in timm, with random weights and the exact GELU, which a bare file implies."""
-    repair_torchvision()
+    """Build the timm model that belongs to a weight file without a config, with random weights and the exact GELU."""
     import timm
 
     about = timm_config(config)

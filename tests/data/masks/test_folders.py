@@ -40,7 +40,7 @@ def test_images_and_masks_folders(tmp_path: Path) -> None:
 def test_ignored_classes_become_255(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path / "set")), ignore=("sky",))
     assert data.mask_classes == ("sea", "border")
-    assert "'sky' ignored" in data.note
+    assert re.search(r"ignored.*'sky'", data.note)
     stored = ids_of(int(Path(data.train.name(0)).stem))
     assert np.array_equal(data.train.mask(0), np.select([stored == 1, stored == 3], [0, 1], 255))
 
@@ -62,7 +62,7 @@ def test_test_split_without_masks_is_ignored(tmp_path: Path) -> None:
     data = open_masked(str(tmp_path))
     assert data.test is None
     assert "images/test has no masks and is ignored" in data.note
-    assert "'images/notes' ignored" in data.note
+    assert re.search(r"ignored.*'images/notes'", data.note)
 
 
 @pytest.mark.parametrize(("images", "masks"), [("image", "labels"), ("JPEGImages", "annotations"), ("img", "Mask")])
@@ -154,7 +154,7 @@ def test_error_for_an_unknown_layout_suggests_a_command(tmp_path: Path) -> None:
     root = tmp_path / "set"
     for i in range(3):
         write(root, str(i), i, "my photos", "segmentations")
-    with pytest.raises(ValueError, match="rename them") as error:
+    with pytest.raises(ValueError, match="rename") as error:
         open_masked(str(root))
     subprocess.run(re.findall(r"`(.*)`", str(error.value))[0], shell=True, check=True)
     assert len(open_masked(str(root)).train) == 2
@@ -217,7 +217,7 @@ def _renamed(folder: Path) -> Path:
 def test_without_a_class_list_ids_become_classes_with_a_note(tmp_path: Path) -> None:
     data = open_masked(str(folder(tmp_path, classes=None)), ignore=("3",))
     assert data.mask_classes == ("0", "1")
-    assert "classes: '0', '1', '3'; '3' ignored" in data.note
+    assert re.search(r"classes: '0', '1', '3'.*ignored.*'3'", data.note)
 
 
 def test_class_without_pixels_gives_a_note(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_shapes_have_masks() -> None:
     assert [sorted(set(data.train.mask(i).ravel().tolist())) for i in range(3)] == [[0, 1], [0, 2], [0, 3]]
     bare = open_masked("shapes:size=24,count=12,val=6", seed=4, ignore=("background", "square"))
     assert bare.mask_classes == ("circle", "triangle", "ring", "cross", "star")
-    assert "'background', 'square' ignored" in bare.note
+    assert re.search(r"ignored.*'background', 'square'", bare.note)
     assert [sorted(set(bare.train.mask(i).ravel().tolist())) for i in range(3)] == [[0, 255], [255], [1, 255]]
     assert np.array_equal(bare.train.mask(0) == 0, data.train.mask(0) == 1)
 

@@ -71,8 +71,8 @@ def test_class_names_are_read_from_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x_train": noise(4, 2, 2)}, "expected arrays x_train and y_train, .* got 'x_train'"),
-        ({"a": np.zeros(3)}, "expected arrays .* got 'a'"),
+        ({"x_train": noise(4, 2, 2)}, "x_train and y_train.* got 'x_train'"),
+        ({"a": np.zeros(3)}, "expected .* got 'a'"),
         (
             {"x": noise(4, 2, 2).astype(np.float32), "y": np.zeros(4, int)},
             r"images must be uint8 .* got float32 \[4, 2, 2, 1\]",
@@ -94,7 +94,7 @@ def test_class_names_are_read_from_the_file(tmp_path: Path) -> None:
         ),
         (
             {"x": noise(2, 2, 2), "y": np.array([0, 5]), "classes": np.array(["a", "b"])},
-            "2 class names, but the labels include '5'",
+            "labels must be from 0 to 1, got '5'",
         ),
         (
             {"x": noise(2, 2, 2), "y": np.array([{}, 1], dtype=object)},

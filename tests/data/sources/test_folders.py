@@ -134,7 +134,7 @@ def test_test_folder_without_labels_is_ignored(tmp_path: Path) -> None:
             ["train/a/1.jpg", "train/b/2.jpg", "val/a/1.jpg", "val/c/2.jpg"],
             "val has 'c', which train lacks; train has 'b'",
         ),
-        (["train/1.jpg", "val/2.jpg"], "has 1 image and no class folders; expected train/<class>/"),
+        (["train/1.jpg", "val/2.jpg"], "has 1 image but no class folders; expected train/<class>/"),
         (["val/a/1.jpg", "test/a/2.jpg"], "but no 'train' folder"),
         (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "the same split: 'val', 'valid'; keep one"),
     ],

@@ -16,11 +16,12 @@ from PIL import Image
 
 from images import encoded, smooth
 from live_server import Live, in_thread
-from vitreous.inference.predictor import Predictor
+from vitreous.inference.predictor import MultiLabelPredictor, Predictor, RegressPredictor
 from vitreous.model.build import build, build_segmenter, build_vit
 from vitreous.model.calibration import FRACTIONS, Calibration
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.familiarity import Familiarity
+from vitreous.model.options import MultiLabel, Numbers
 from vitreous.model.protocol import Model
 from vitreous.serving.models import ServedModel, serve_model
 from vitreous.serving.settings import Settings
@@ -45,6 +46,10 @@ def served() -> list[ServedModel]:
         "masks": build_segmenter(segmenter),
         "bit": build(ResNetConfig(image_size=(32, 32), stages=(1, 1), width=32, num_classes=4)),
         "sure": build_vit(dataclasses.replace(CONFIG, calibration=CALIBRATION)),
+        "tags": build_vit(dataclasses.replace(CONFIG, output=MultiLabel((0.1, 0.9, 0.1, 0.9, 0.1)))),
+        "price": build_vit(
+            dataclasses.replace(CONFIG, num_classes=1, labels=("price",), output=Numbers((9.5,), (2.0,)))
+        ),
     }
     models["sure"].familiarity = Familiarity.fit(torch.randn(50, CONFIG.width), torch.arange(50) % 5)
     return [serve_model(model, id, id, "cpu", max_batch=4) for id, model in models.items()]
@@ -71,6 +76,44 @@ def test_classify_equals_the_predictor(live: Live, served: list[ServedModel], id
         [one.probability for one in wanted.predictions],
     )
     assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_multilabel_equals_the_predictor(live: Live, served: list[ServedModel]) -> None:
+    [wanted] = MultiLabelPredictor(served[5].model, "cpu")(sample_image())
+    answer = live.request("POST", "/v1/multilabel?model=tags&top=4", sample_image()).json
+    assert answer["model"] == "tags"
+    assert wanted.labels
+    for key, labels in (("labels", wanted.labels), ("predictions", wanted.predictions[:4])):
+        assert [one["label"] for one in answer[key]] == [one.label for one in labels]
+        assert [one["probability"] for one in answer[key]] == pytest.approx(
+            [one.probability for one in labels], abs=1e-5
+        )
+
+
+def test_regress_equals_the_predictor(live: Live, served: list[ServedModel]) -> None:
+    [wanted] = RegressPredictor(served[6].model, "cpu")(sample_image())
+    answer = live.request("POST", "/v1/regress?model=price", sample_image()).json
+    assert answer == {"values": {"price": pytest.approx(wanted.values["price"], abs=1e-4)}, "model": "price"}
+
+
+def test_the_page_explains_classes_of_a_multilabel_model_but_not_numbers(live: Live) -> None:
+    models = {one["id"]: one for one in live.request("GET", "/v1/model").json["models"]}
+    assert [models[id]["classifies"] for id in ("five", "bare", "masks", "tags", "price")] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+    [top, *_] = live.request("POST", "/v1/multilabel?model=tags", sample_image()).json["predictions"]
+    shown = live.request("POST", "/v1/images?model=tags", sample_image()).json
+    assert shown["predictions"][0]["probability"] == pytest.approx(top["probability"], abs=1e-5)
+    explained = live.request("POST", "/v1/explain?model=tags&target=cat", sample_image()).json
+    assert explained["target"] == {"index": 2, "label": "cat"}
+    shown = live.request("POST", "/v1/images?model=price", sample_image()).json
+    assert shown["predictions"] is None
+    assert live.request("POST", "/v1/explain?model=price&method=rollout", sample_image()).status == 200
+    assert live.request("GET", f"/v1/images/{shown['id']}/tour?model=price").status == 200
 
 
 def test_a_calibrated_model_returns_label_sets_and_unknown_images(live: Live, served: list[ServedModel]) -> None:
@@ -167,6 +210,13 @@ def test_a_mask_has_the_size_of_its_image(live: Live) -> None:
     [
         ("/v1/classify?model=bare", 409, "no_head"),
         ("/v1/classify?model=masks", 409, "no_head"),
+        ("/v1/classify?model=tags", 409, "no_head"),
+        ("/v1/classify?model=price", 409, "no_head"),
+        ("/v1/multilabel", 409, "no_multilabel"),
+        ("/v1/multilabel?model=price", 409, "no_multilabel"),
+        ("/v1/regress?model=tags", 409, "no_numbers"),
+        ("/v1/regress", 409, "no_numbers"),
+        ("/v1/explain?model=price", 409, "no_head"),
         ("/v1/embed?model=masks", 409, "no_embedding"),
         ("/v1/segment", 409, "no_masks"),
         ("/v1/segment?model=bit", 409, "no_masks"),
@@ -205,7 +255,7 @@ def test_explanations(live: Live, served: list[ServedModel], method: str) -> Non
     if method == "occlusion":
         from vitreous.data.image import fit
         from vitreous.explanation.attention_and_logit_lens import capture
-        from vitreous.explanation.importance_maps import as_patches, occlusion
+        from vitreous.explanation.rollout_relevance_occlusion import as_patches, occlusion
         from vitreous.model.inputs import normalise
 
         pixels = fit(sample_image(), CONFIG.image_size, CONFIG.preprocessing)[None].float() / 255
@@ -216,8 +266,9 @@ def test_explanations(live: Live, served: list[ServedModel], method: str) -> Non
 def test_the_served_models_are_described(live: Live) -> None:
     answer = live.request("GET", "/v1/model").json
     assert answer["model"] == "five"
-    five, bare, masks, bit, _ = answer["models"]
-    assert [one["task"] for one in answer["models"]] == ["classify", "embed", "segment", "classify", "classify"]
+    five, bare, masks, bit, *_ = answer["models"]
+    tasks = ["classify", "embed", "segment", "classify", "classify", "multilabel", "regress"]
+    assert [one["task"] for one in answer["models"]] == tasks
     assert (five["labels"], five["classes"], five["grid"], five["heads"]) == (list(LABELS), 5, [3, 4], 4)
     assert bare["tokens"] == {"prefix": ["class", "register 1", "register 2"], "patches": 12, "total": 15}
     assert masks["labels"] == ["Background", "pet", "edge"]
@@ -240,7 +291,7 @@ def test_labels_that_are_not_valid_text_are_escaped(served: list[ServedModel]) -
 def test_health_and_model_description_endpoints(live: Live) -> None:
     assert live.request("GET", "/healthz").json == {"status": "ok"}
     schema = live.request("GET", "/openapi.json").json
-    for path in ("/v1/classify", "/v1/embed", "/v1/segment", "/v1/explain"):
+    for path in ("/v1/classify", "/v1/multilabel", "/v1/regress", "/v1/embed", "/v1/segment", "/v1/explain"):
         post = schema["paths"][path]["post"]
         assert "image/jpeg" in post["requestBody"]["content"]
         assert post["responses"]["200"]["content"]["application/json"]["example"]

@@ -15,7 +15,7 @@ from inspect_requests import inspect_client
 from live_server import HOST, in_thread
 from vitreous.data.image import fit
 from vitreous.explanation.attention_and_logit_lens import capture
-from vitreous.explanation.importance_maps import as_patches, occlusion, random_faithfulness
+from vitreous.explanation.rollout_relevance_occlusion import as_patches, occlusion, random_faithfulness
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import normalise

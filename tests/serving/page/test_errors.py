@@ -46,7 +46,7 @@ def test_invalid_requests_are_errors(live: Live, path: str, status: int, code: s
 def test_a_class_of_very_many_digits_is_an_error() -> None:
     """int() raises a different error for so many digits."""
     model = vitreous.create("ViT-Lite-6/4", num_classes=3)
-    with pytest.raises(BadValue, match="must be a number from 0 to 2"):
+    with pytest.raises(BadValue, match=r"must be .* from 0 to 2"):
         class_index(model.config, "9" * 5000)
 
 

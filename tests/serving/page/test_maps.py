@@ -11,7 +11,8 @@ from inspect_requests import LABELS, NAMES, as_given, erase, get, name, sample_i
 from live_server import Live
 from single_patch_models import DECOY, KINDS, PLACE, SHOWN
 from vitreous.explanation.attention_and_logit_lens import capture
-from vitreous.explanation.importance_maps import (
+from vitreous.explanation.pca_and_similarity import pca_colours
+from vitreous.explanation.rollout_relevance_occlusion import (
     as_patches,
     faithfulness,
     occlusion,
@@ -19,7 +20,6 @@ from vitreous.explanation.importance_maps import (
     relevance,
     rollout,
 )
-from vitreous.explanation.pca_and_similarity import pca_colours
 from vitreous.model.vit import ViT
 
 

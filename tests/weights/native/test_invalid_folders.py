@@ -79,7 +79,7 @@ def test_preset_name_is_not_a_checkpoint(format: str | None) -> None:
         (lambda d: d["model"].update(depth=3), r"16 missing: encoder.blocks.2"),
         (lambda d: d["model"].update(width="32"), r"model.width must be .*int, got '32'"),
         (lambda d: d["model"].update(kind="Vit"), r"model.kind must be one of ViTConfig.* got 'Vit'"),
-        (lambda d: d["model"].update(labels=["a"]), r"labels must .*num_classes \(5\) names, got 1"),
+        (lambda d: d["model"].update(labels=["a"]), r"labels must .*5.* got 1"),
         (lambda d: d["model"].update(norm_eps=float("nan")), r"norm_eps is nan, but must be a number"),
         (lambda d: d.pop("model"), r"model must be an object whose kind is one of .*, got None"),
         (lambda d: d.update(model=[]), r"model must be an object whose kind is one of .*, got \[\]"),

@@ -1,6 +1,6 @@
 """Augmentation of training batches.
 
-config.py: the `Augmentation` config (without importing torch). batch.py: flips, RandAugment, TrivialAugment,
+config.py: the `Augmentation` config; does not import torch. batch.py: flips, RandAugment, TrivialAugment,
 3-Augment, colour jitter, random erasing, mixup and CutMix on whole batches.
 """
 

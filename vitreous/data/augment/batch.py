@@ -31,7 +31,7 @@ SHEAR_X, SHEAR_Y, RIGHT, DOWN, ROTATE = range(1, 6)
 
 
 def augment(images: Images, rng: SampleRng, config: Augmentation) -> Float[Tensor, "b c h w"]:
-    """Apply padded crop, flip, policy, colour jitter and random erasing; the result is in [0, 1]."""
+    """Apply the padded crop, flip, policy, colour jitter and random erasing of `config`. The result is in [0, 1]."""
     images = _crop_and_flip(images, rng, config)
     match config.policy:
         case "randaugment":
@@ -54,9 +54,10 @@ def augment(images: Images, rng: SampleRng, config: Augmentation) -> Float[Tenso
 def augment_with_masks(
     images: Images, masks: UInt8[Tensor, "b h w"], rng: SampleRng, config: Augmentation
 ) -> tuple[Float[Tensor, "b c h w"], UInt8[Tensor, "b h w"]]:
-    """Augment images, and crop and flip their masks in the same way; raises BadValue if the config is not supported.
+    """Augment images, and crop and flip their masks in the same way.
 
-    Masks are reflection-padded like images, and keep their labels in erased rectangles.
+    Raise BadValue if `config` contains augmentations that are not implemented for masks. Masks are reflection-padded
+    like images, and keep their labels in erased rectangles.
     """
     check_with_masks(config)
     return augment(images, rng, config), _crop_and_flip(masks[:, None], rng, config)[:, 0]
@@ -76,11 +77,11 @@ def _crop_and_flip(images: Images, rng: SampleRng, config: Augmentation) -> Imag
 # ---- Policies: RandAugment, TrivialAugment and 3-Augment -------------------------------------------------------------
 #
 # An operation is drawn for each image. Images with the same operation are processed together, so every image is read
-# and written once per layer. The drawn operations must be on the CPU for this grouping.
+# and written only once per layer. The drawn operations must be on the CPU for this grouping.
 
 
 class Choice(NamedTuple):
-    """The operation drawn for each image."""
+    """The operation drawn for each image, with its level and sign."""
 
     kind: Int[Tensor, "b"]  # index into the list of operations
     level: Numbers  # 1 is full strength
@@ -98,11 +99,11 @@ class Space:
     right: float  # shift in pixels
     down: float
     degrees: float
-    factor: float  # brightness, contrast, saturation and sharpness: the factor is 1 plus or minus this
+    factor: float  # maximum difference from 1 of the brightness, contrast, saturation and sharpness factors
     bits: int  # number of bits removed by posterize
 
     def operations(self) -> list[Operation]:
-        """Return the fourteen operations of RandAugment and TrivialAugment, drawn with equal probability."""
+        """Return the fourteen operations of RandAugment and TrivialAugment, which are drawn with equal probability."""
 
         def move(x: Images, drawn: Choice) -> Images:
             def amount(kind: int, most: float) -> Numbers:
@@ -122,7 +123,7 @@ class Space:
 
         return [
             keep,
-            *[move] * 5,  # shear x, shear y, shift right, shift down, rotate: one kernel
+            *[move] * 5,  # shear x, shear y, shift right, shift down and rotate share one kernel
             enhance(brightness),
             enhance(contrast),
             enhance(saturation),
@@ -139,12 +140,12 @@ def keep(x: Images, drawn: Choice) -> Images:
 
 
 def randaugment_space(size: Sequence[int]) -> Space:
-    """Return AutoAugment's search space, as used by RandAugment; at level 1, shifts are 150/331 of the image size."""
+    """Return AutoAugment's search space, as used by RandAugment. At level 1, shifts are 150/331 of the image size."""
     return Space(0.3, 150 / 331 * size[1], 150 / 331 * size[0], 30.0, 0.9, 4)
 
 
 def trivial_space(size: Sequence[int]) -> Space:
-    """Return TrivialAugment's wide search space; at level 1, shifts are 32 pixels, but at most the image size."""
+    """Return TrivialAugment's wide search space. At level 1, shifts are 32 pixels, but at most the image size."""
     return Space(0.99, min(32, size[1]), min(32, size[0]), 135.0, 0.99, 6)
 
 
@@ -187,7 +188,7 @@ def draw_three(rng: SampleRng) -> Choice:
 
 
 def apply(images: Images, operations: list[Operation], drawn: Choice) -> Images:
-    """Apply the drawn operation to each image; consecutive equal `operations` run as one batch."""
+    """Apply the sampled operation to each image. Runs of equal `operations` are processed as one batch."""
     counts = torch.bincount(drawn.kind, minlength=len(operations)).tolist()
     order = drawn.kind.argsort()
     kind, level, sign = (x[order].to(images.device, non_blocking=True) for x in drawn)
@@ -211,7 +212,7 @@ def _signs(uniform: Numbers) -> Numbers:
 
 
 def erase(images: Images, rng: SampleRng, probability: float) -> Images:
-    """Replace a rectangle with uniform noise in a random subset of the images.
+    """Replace a random rectangle with uniform noise in each image, with the given probability.
 
     Unlike in the paper, a rectangle larger than the image is clipped instead of redrawn.
     """
@@ -233,7 +234,7 @@ def erase(images: Images, rng: SampleRng, probability: float) -> Images:
 
 
 def _interval(position: Float[Tensor, "n"], length: Float[Tensor, "n"], side: int) -> Tensor:
-    """Return the mask of an interval along one side. `position`, from 0 to 1, is its relative position."""
+    """Return boolean masks [n, side] of intervals, given their lengths and their relative positions from 0 to 1."""
     start = (position * (side - length + 1)).floor()[:, None]
     at = torch.arange(side, device=position.device)
     return (at >= start) & (at < start + length[:, None])
@@ -254,17 +255,22 @@ def noise(seeds: Int[Tensor, "n"], shape: tuple[int, int, int]) -> UInt8[Tensor,
 
 
 def mix(
-    images: Float[Tensor, "b c h w"], targets: Float[Tensor, "b classes"], rng: SampleRng, config: Augmentation
+    images: Float[Tensor, "b c h w"],
+    targets: Float[Tensor, "b classes"],
+    rng: SampleRng,
+    config: Augmentation,
+    readable: Bool[Tensor, "b"] | None = None,
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b classes"]]:
-    """Apply mixup to half of the pairs and CutMix to the other half, or one of them to all if only one is enabled.
+    """Mix each pair of neighbouring images and their targets.
 
-    An all-zero target marks an unreadable image. It is not mixed, and neither are its neighbour and the last image of
-    an odd batch.
+    If both mixup and CutMix are enabled, each pair is mixed by one of them, chosen with equal probability. Pairs with
+    an image that is not `readable` are not mixed; by default, an all-zero target marks an unreadable image. In a batch
+    of odd size, the last image is not mixed.
     """
     if not config.mixup and not config.cutmix:
         return images, targets
     b, _, h, w = images.shape
-    # Both images of a pair use the random numbers of the first.
+    # Both images of a pair use the random numbers of the first image.
     first = torch.arange(b, device=rng.keys.device) // 2 * 2
     kind, lam, y, x = rng.uniform("mix", 4)[first].unbind(1)
     cut = kind < (0.5 if config.mixup and config.cutmix else float(config.cutmix > 0))
@@ -279,7 +285,7 @@ def mix(
 
     here = torch.arange(b, device=images.device)
     partner = (here ^ 1).clamp(max=b - 1)
-    readable = targets.sum(1) > 0
+    readable = targets.sum(1) > 0 if readable is None else readable
     mixed = readable & readable[partner] & (partner != here)
     weight = torch.where(mixed[:, None, None], weight, 1)[:, None].to(images.dtype)
     lam = torch.where(mixed, lam, 1)[:, None].to(targets.dtype)
@@ -289,9 +295,10 @@ def mix(
 def box(
     lam: Float[Tensor, "b"], y: Float[Tensor, "b"], x: Float[Tensor, "b"], size: tuple[int, int]
 ) -> tuple[Bool[Tensor, "b h w"], Float[Tensor, "b"]]:
-    """Return CutMix's rectangles as masks, and the fraction of the image outside them.
+    """Return CutMix's rectangles as masks, and the fraction of each image outside its rectangle.
 
-    The rectangles have the image's aspect ratio, 1 - lambda of its area and random centres, and are clipped at borders.
+    A rectangle has the aspect ratio of the image and a fraction 1 - `lam` of its area. `y` and `x` are the relative
+    coordinates of the centre, from 0 to 1. Rectangles are clipped at the borders of the image.
     """
 
     def interval(centre: Tensor, side: int) -> Tensor:
@@ -306,7 +313,7 @@ def box(
 
 
 def beta(uniform: Float[Tensor, "b"], a: float) -> Float[Tensor, "b"]:
-    """Map uniform numbers to Beta(a, a) with a table of its inverse CDF."""
+    """Map uniform numbers to samples from Beta(a, a) with a table of the inverse CDF."""
     table = _quantiles(a).to(uniform.device)
     lower = torch.minimum(uniform, 1 - uniform)  # the distribution is symmetric about 1/2
     at = lower * (2 * (len(table) - 1))
@@ -347,12 +354,12 @@ def _to_uint8(images: Tensor) -> Images:
 
 
 def flip(images: Images, which: Bool[Tensor, "b"]) -> Images:
-    """Flip the selected images horizontally."""
+    """Flip the images selected by `which` horizontally."""
     return torch.where(_per_image(which), images.flip(-1), images)
 
 
 def padded_crop(images: Images, positions: Float[Tensor, "b 2"]) -> Images:
-    """Shift by up to an eighth of the size: reflection-pad each side, then crop to the original size.
+    """Shift each image by up to an eighth of its size: reflection-pad all sides, then crop to the original size.
 
     `positions` contains the relative top and left of each crop, from 0 to 1.
     """
@@ -372,10 +379,11 @@ def warp(
     down: Numbers | float = 0,
     degrees: Numbers | float = 0,
 ) -> Images:
-    """Shear, shift by whole pixels, or rotate counter-clockwise about the centre; one of these for each image.
+    """Shear, shift (by whole pixels) or rotate (counter-clockwise about the centre) each image.
 
-    As in AutoAugment, a shear moves rows (or columns) in proportion to their distance from the top (or left). The
-    affine matrix maps output to input pixels, relative to the centre; sampling is bilinear.
+    At most one of the parameters may be non-zero for an image. As in AutoAugment, a shear moves rows (or columns) in
+    proportion to their distance from the top (or left). The affine matrix maps output to input pixels, relative to the
+    centre; sampling is bilinear.
     """
     count, _, h, w = images.shape
     shear_x, shear_y, right, down, degrees = (
@@ -426,7 +434,10 @@ def saturation(images: Images, factor: Numbers) -> Images:
 
 
 def sharpness(images: Images, factor: Numbers) -> Images:
-    """Scale the sharpness by blending with the image filtered by (1 1 1, 1 5 1, 1 1 1) / 13, except at the border."""
+    """Scale the sharpness by blending with a smoothed image, except at the border.
+
+    The smoothing kernel is (1 1 1, 1 5 1, 1 1 1) / 13.
+    """
     if min(images.shape[2:]) < 3:
         return images
     x = images.float()
@@ -438,7 +449,7 @@ def sharpness(images: Images, factor: Numbers) -> Images:
 
 
 def jitter(images: Images, factors: Float[Tensor, "b 3"], order: Int[Tensor, "b"]) -> Images:
-    """Scale brightness, contrast and saturation by their factors; `order` selects one of the six permutations."""
+    """Scale brightness, contrast and saturation by `factors`, in one of six orders: `order` is from 0 to 5."""
     orders = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
     orders = orders.to(images.device, non_blocking=True)
     x = images.float()
@@ -453,7 +464,7 @@ def jitter(images: Images, factors: Float[Tensor, "b 3"], order: Int[Tensor, "b"
 
 
 def posterize(images: Images, bits: Numbers) -> Images:
-    """Keep only the `bits` most significant bits."""
+    """Keep only the `bits` most significant bits of each value."""
     return images & _per_image(256 - 2 ** (8 - bits)).to(torch.uint8)
 
 
@@ -463,7 +474,7 @@ def solarize(images: Images, threshold: Numbers) -> Images:
 
 
 def autocontrast(images: Images) -> Images:
-    """Stretch each channel to the full range."""
+    """Stretch the values of each channel to the range 0 to 255."""
     low, high = (extreme((2, 3), keepdim=True).float() for extreme in (images.amin, images.amax))
     flat = high <= low
     scale = torch.where(flat, 1, 255 / (high - low))
@@ -471,7 +482,7 @@ def autocontrast(images: Images) -> Images:
 
 
 def equalize(images: Images) -> Images:
-    """Equalize the histogram of each channel."""
+    """Equalise the histogram of each channel."""
     b, c, h, w = images.shape
     values = images.reshape(b * c, h * w).long()
     histogram = torch.zeros(b * c, 256, dtype=torch.long, device=images.device)
@@ -480,7 +491,7 @@ def equalize(images: Images) -> Images:
     step = (h * w - brightest) // 255  # target number of pixels per level
     below = histogram.cumsum(1) - histogram
     table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
-    table = torch.where(step == 0, torch.arange(256, device=images.device), table)  # too few pixels to equalize
+    table = torch.where(step == 0, torch.arange(256, device=images.device), table)  # too few pixels to equalise
     return table.gather(1, values).to(torch.uint8).reshape(b, c, h, w)
 
 
@@ -488,7 +499,7 @@ def equalize(images: Images) -> Images:
 
 
 def blur(images: Images, sigma: Numbers) -> Images:
-    """Apply a Gaussian blur as two matrix products; each kernel row is a softmax over negative squared distances."""
+    """Apply a Gaussian blur as two matrix products. Each matrix row is a softmax over negative squared distances."""
 
     def kernels(n: int) -> Tensor:
         at = torch.arange(n, device=images.device, dtype=torch.float32)

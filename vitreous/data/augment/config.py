@@ -12,7 +12,7 @@ SCALE = "a pair of numbers (low, high) with 0 < low <= high <= 1"
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentation of training images, in the order of application. The default is the standard crop and flip."""
+    """Augmentation of training images. Fields are in order of application. The default is a random crop and flip."""
 
     crop: Literal["resized", "padded", "none"] = "resized"
     """"resized": random crop with random scale and aspect ratio. "padded" (for small images): reflection-pad each side
@@ -29,15 +29,16 @@ class Augmentation:
     policy_magnitude: float = 9.0
     """RandAugment: strength of the operations; 10 is AutoAugment's maximum."""
     colour_jitter: float = 0.0
-    """Maximum change, from 1, of the random factors for brightness, contrast and saturation."""
+    """Maximum difference from 1 of the random factors for brightness, contrast and saturation."""
     erasing: float = 0.0
     """Probability of random erasing, which replaces a rectangle with noise."""
     mixup: float = 0.0
-    """Mixup's Beta parameter; 0 disables it. If CutMix is enabled too, each is applied to half of the pairs."""
+    """Mixup's Beta parameter; 0 disables it. If CutMix is also enabled, each is applied to half of the pairs."""
     cutmix: float = 0.0
     """CutMix's Beta parameter; 0 disables it."""
     repeats: int = 1
-    """Repeated augmentation: copies of each image per epoch. An epoch keeps its length, with fewer distinct images."""
+    """Repeated augmentation: number of copies of each image in an epoch. The length of an epoch does not change, so it
+    has fewer distinct images."""
 
     def __post_init__(self) -> None:
         check_choice("augmentation.crop", self.crop, CROPS)

@@ -1,6 +1,6 @@
 """Data set check: decodes every image once and reports problems and unusual images.
 
-Unlike `open_data`, it does not stop at the first problem.
+Unlike `open_data`, the check does not stop at the first problem.
 """
 
 import hashlib
@@ -114,7 +114,7 @@ class DataReport:
 
     @property
     def balance(self) -> tuple[str, int, str, int] | None:
-        """Name and image count of the largest and of the smallest class in the first split."""
+        """Name and image count of the largest and of the smallest class in the first split, or None without classes."""
         counts = next(iter(self.counts.values()), {})
         if not counts:
             return None
@@ -123,11 +123,11 @@ class DataReport:
 
     @property
     def value_range(self) -> tuple[int, int] | None:
-        """Range of the 16-bit images if they use only some of their bits, otherwise None."""
+        """Value range of the 16-bit images if they use at most 14 bits, otherwise None."""
         return None if self.brightest is None else range_for(self.brightest)
 
     def _copies(self) -> list[tuple[str, list[Sample]]]:
-        """List the groups of identical images that count as problems, each once and with a title."""
+        """Return the groups of identical images that count as problems. Each group is listed once and has a title."""
         leaks = [
             ("leak" if len({s.label for s in group}) == 1 else "leak, label conflict", group) for group in self.leaks
         ]
@@ -177,13 +177,13 @@ class DataReport:
             yield "[bold green]no problems found[/bold green]"
 
     def _shown(self, sample: Sample) -> str:
-        """Image name, followed by the label and split of the image if they are not part of the name."""
+        """Return the name of an image, followed by its label and split unless they are part of the name."""
         about = [sample.label, sample.split] if len(self.counts) > 1 else [sample.label]
         about = [one_line(word) for word in about if word and word not in sample.name.split("/")]
         return one_line(sample.name) + (f" ({', '.join(about)})" if about else "")
 
     def _class_table(self) -> Table:
-        """Table of image counts per class and split; limited to the largest and smallest classes if there are many."""
+        """Return a table of image counts per class and split. Omit medium-sized classes if there are many classes."""
         splits = list(self.counts)
         table = Table("class", *splits, box=None)
         for column in table.columns[1:]:
@@ -211,8 +211,8 @@ class DataReport:
             sizes = ", ".join(f"{name} {height} x {width}" for name, (height, width) in self.sizes.items())
             yield f"image sizes (height x width): {sizes}"
         if (used := self.value_range) is not None:
-            flag = f"by default, train uses --value-range {used[0]} {used[1]} for them"
-            yield f"16-bit images use only values up to {self.brightest:,} and would be nearly black; {flag}"
+            flag = f"by default, train uses --value-range {used[0]} {used[1]} to prevent this"
+            yield f"16-bit images have no values above {self.brightest:,}, so they would be nearly black; {flag}"
         for kind, samples in self.odd.items():
             yield escape(f"{kind}: {plural(len(samples), 'image')}, e.g. {self._shown(samples[0])}")
         if self.duplicates:
@@ -222,7 +222,7 @@ class DataReport:
 
 
 def _unlearnable(classes: tuple[str, ...], coverage: dict[str, MaskCoverage]) -> list[str]:
-    """Describe, for each split, the classes that are missing from the train masks."""
+    """For each split, describe the classes that occur in its masks but not in the train masks."""
     problems = []
     train = coverage.get("train")
     for split, masks in coverage.items():
@@ -259,7 +259,7 @@ def _shortened(lines: Sequence[str]) -> Iterator[str]:
 
 
 def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None = None) -> DataReport:
-    """Check every image and mask of a data set; raises ValueError only if it cannot be opened.
+    """Check every image and mask of a data set. Raise ValueError only if the data set cannot be opened.
 
     `spec` and `root` are as in `open_data`. `contact_sheet` is an optional path for a PNG of sample images.
     """
@@ -284,7 +284,7 @@ def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None =
 
 
 def open_splits(spec: str, root: Path | None = None) -> tuple[FoundData, dict[str, Source], str]:
-    """Open a data set with its masks, if it has any, and split it; also return a note on the splits."""
+    """Open and split a data set, including its masks if it has any. Also return a note on the splits."""
     path = local_path(spec, root)
     found = open_mask_folder(path) if has_masks(path) else find_data(spec, root)
     return found, *_divide(found)
@@ -297,11 +297,11 @@ def _check_masks(splits: dict[str, Source]) -> MaskReport:
 
 
 def _divide(found: FoundData) -> tuple[dict[str, Source], str]:
-    """Split the data as training would, or keep the existing splits if that fails; also return a note on the splits."""
+    """Split the data as in training. If this fails, keep the existing splits. Also return a note on the splits."""
     try:
         data = make_splits(found, val_fraction=0.2, seed=0)
     except ValueError as error:
-        if not found.problems and not label_problems(found):  # the split itself failed
+        if not found.problems and not label_problems(found):  # splitting failed for another reason
             found.problems.append(str(error).removeprefix(f"{found.name}: "))
         return found.splits, "; ".join(found.notes)
     splits = {"train": data.train, "val": data.val} | ({"test": data.test} if data.test is not None else {})
@@ -386,7 +386,7 @@ def check_image(image: StoredImage) -> ImageCheck:
 
 
 def _oddities(stored: StoredImage) -> set[str]:
-    """Find unusual properties in the file header, or in an array's shape."""
+    """Return the unusual properties found in the file header or, for an array, in its shape."""
     if isinstance(stored, np.ndarray):
         channels = stored.shape[2] if stored.ndim == 3 else 1
         return {"grey"} if channels == 1 else {"alpha"} if channels == 4 else set()

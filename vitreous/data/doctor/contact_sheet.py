@@ -22,7 +22,7 @@ def check_name(path: Path) -> None:
 
 
 def write_sheet(splits: Mapping[str, Source], path: Path, value_range: ValueRange | None = None) -> Path:
-    """Write the contact sheet, creating its folder if necessary."""
+    """Write the contact sheet of `splits` to `path`, creating the folder if necessary."""
     check_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     contact_sheet(splits, value_range).save(path)
@@ -30,7 +30,7 @@ def write_sheet(splits: Mapping[str, Source], path: Path, value_range: ValueRang
 
 
 def contact_sheet(splits: Mapping[str, Source], value_range: ValueRange | None = None) -> Image.Image:
-    """Draw one row of images per class. If there are many classes, the rows are shorter and fill several columns."""
+    """Draw one row of images per class. If there are many classes, rows are shorter and fill several columns."""
     classes = next(iter(splits.values())).classes
     each = 8 if len(classes) <= 20 else 4 if len(classes) <= 200 else 2
     across = 1 if len(classes) <= 20 else max(1, round(math.sqrt(len(classes) / each)))
@@ -54,7 +54,7 @@ def contact_sheet(splits: Mapping[str, Source], value_range: ValueRange | None =
 def _thumbnails(
     splits: Mapping[str, Source], label: int, count: int, value_range: ValueRange | None
 ) -> list[Image.Image]:
-    """Return up to `count` thumbnails of a class, evenly spaced in the first split and, if needed, the next ones."""
+    """Return up to `count` thumbnails of a class, from the first split or, if it has too few, also from the next."""
     thumbs: list[Image.Image] = []
     for source in splits.values():
         inside = np.flatnonzero(source.labels == label)

@@ -14,7 +14,7 @@ SHOWN = 10  # maximum number of items printed per list
 
 @dataclass(frozen=True)
 class Sample:
-    """Split, label and name of an image; the label is empty for unlabelled data."""
+    """Split, label and name of an image. The label is empty for unlabelled data."""
 
     split: str
     label: str
@@ -27,15 +27,15 @@ class LabelError(Sample):
 
     suggested: str
     confidence: float  # out-of-sample probability of the given label
-    probability: float  # of the suggested label
+    probability: float  # probability of the suggested label
 
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """Images that show the same photo in another size, compression or crop, or mirrored."""
+    """Images of the same photo that differ in size, compression, crop or mirroring."""
 
     samples: list[Sample]
-    correlation: float  # of the most similar pair, at most 1
+    correlation: float  # correlation of the most similar pair, at most 1
 
     @property
     def leaks(self) -> bool:
@@ -52,11 +52,11 @@ class Outlier(Sample):
 
 @dataclass(frozen=True)
 class ModelFindings:
-    """Suspicious images found with a model. All lists start with the most suspicious."""
+    """Suspicious images found with a model. Each list starts with the most suspicious images."""
 
     checkpoint: str
     image_size: tuple[int, int]
-    accuracy: float | None = None  # of the cross-validated classifier; None without labels
+    accuracy: float | None = None  # accuracy of the cross-validated classifier; None without labels
     label_errors: list[LabelError] = field(default_factory=list)
     near_leaks: list[NearDuplicates] = field(default_factory=list)  # in different splits
     near_duplicates: list[NearDuplicates] = field(default_factory=list)  # in the same split
@@ -64,7 +64,7 @@ class ModelFindings:
     page: str | None = None
 
     def lines(self) -> Iterator[RenderableType]:
-        """Yield tables and remarks for the terminal, except leaks, which the caller prints as problems."""
+        """Yield tables and remarks for the terminal. Leaks are not included; the caller prints them as problems."""
         size = " x ".join(map(str, self.image_size))
         yield f"[bold]suspicious images according to {escape(self.checkpoint)}[/bold] at {size} pixels"
         if self.accuracy is not None:

@@ -18,10 +18,10 @@ from vitreous.data.image.decoding import Interpolation
 
 Box = tuple[int, int, int, int]  # top, left, height and width of a crop
 
-CHUNK = 1 << 24  # pixels to crop at a time, which bounds the memory for their indices
+CHUNK = 1 << 24  # number of pixels to crop at a time; bounds the memory for pixel indices
 SUPPORT = {"bilinear": 1, "bicubic": 2}  # radius of the interpolation kernel, in pixels
-# Weights are multiples of 2^-15, so float32 adds their products with 8-bit values exactly, in any order. The pixels of
-# a crop are then the same in a batch of any size.
+# Weights are multiples of 2^-15, so float32 sums of their products with 8-bit values are exact, in any order. The
+# pixels of a crop are then the same in a batch of any size.
 WEIGHT_BITS = 15
 
 
@@ -33,7 +33,10 @@ def crop_images(
     size: Size,
     interpolation: Interpolation,
 ) -> UInt8[Tensor, "b c {size[0]} {size[1]}"]:
-    """Crop images, given the first pixel and the width of each, and resize the crops with antialiasing."""
+    """Crop each image to its box, and resize the crops to `size` with antialiasing.
+
+    `pixels` contains all images. `starts` has the index of the first pixel of each image, `widths` the image widths.
+    """
     result = torch.empty(len(boxes), size[0], pixels.shape[1], size[1], dtype=torch.uint8, device=pixels.device)
     table = _table(starts, widths, boxes, pixels.device)
     rows, columns = (max(box[axis] for box in boxes) for axis in (2, 3))
@@ -57,7 +60,7 @@ def crop_images(
 def crop_masks(
     masks: UInt8[Tensor, "n"], starts: Sequence[int], widths: Sequence[int], boxes: Sequence[Box], size: Size
 ) -> UInt8[Tensor, "b {size[0]} {size[1]}"]:
-    """Crop masks like their images, with nearest-neighbour interpolation."""
+    """Crop masks as `crop_images` crops their images, but with nearest-neighbour interpolation."""
     table = _table(starts, widths, boxes, masks.device)
     start, width, top, left, height, columns = (column[:, None] for column in table.unbind(1))
     i, j = (torch.arange(side, device=masks.device) for side in size)
@@ -68,7 +71,7 @@ def crop_masks(
 def resize_weights(
     lengths: Int[Tensor, "b"], out: int, longest: int, interpolation: Interpolation
 ) -> Float[Tensor, "b {out} {longest}"]:
-    """Return the matrices that resize rows of different lengths to `out` pixels, padded to the longest row."""
+    """Return one matrix per length, which resizes rows of that length to `out` pixels. Matrices are zero-padded."""
     scale = lengths[:, None] / out
     stretch = scale.clamp(min=1)  # when shrinking, the kernel covers more pixels
     centre = (torch.arange(out, device=lengths.device) + 0.5) * scale
@@ -89,13 +92,13 @@ def _triangle(x: Tensor) -> Tensor:
 
 
 def _cubic(x: Tensor) -> Tensor:
-    """Catmull-Rom kernel, as in torch's and Pillow's antialiased resize."""
+    """Evaluate the Catmull-Rom kernel, as in torch's and Pillow's antialiased resize."""
     near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
     return torch.where(x < 1, near, torch.where(x < 2, far, 0))
 
 
 def _rounded(values: Tensor) -> Tensor:
-    return values.round_().clamp_(0, 255)  # also between the two passes, like torch's resize of uint8
+    return values.round_().clamp_(0, 255)  # also between the two passes, as in torch's resize of uint8 images
 
 
 def _table(

@@ -1,4 +1,4 @@
-"""Crops images to the model's size: centre crop or padding for evaluation, random resized crop for training.
+"""Crops images to the model's input size: centre crop or padding for evaluation, random crop for training.
 
 Masks are cropped in exactly the same way as their images, with nearest-neighbour interpolation. Everything here runs in
 the loader's workers, on one image at a time, with a single antialiased resize on uint8; batch_crop.py does the same on
@@ -58,14 +58,14 @@ def fit(
 
 
 def _fit_factor(header: ImageHeader, resized: Size) -> int:
-    """Choose a reduction that leaves at least twice the target size, so that the resize does most of the filtering."""
+    """Return a JPEG reduction factor. At least twice `resized` remains, so resizing does most of the filtering."""
     return reduction_factor(header.size, (2 * resized[0], 2 * resized[1])) if header.jpeg else 1
 
 
 def _pad(
     image: UInt8[Tensor, "c h w"], top: int, left: int, size: Size, preprocessing: Preprocessing
 ) -> tuple[UInt8[Tensor, "c h2 w2"], int, int]:
-    """Pad an image to `size` with the mean colour; also return the new top and left of the crop window."""
+    """Pad an image to at least `size` with the mean colour. Also return the new top and left of the crop."""
     mean = preprocessing.mean * (len(image) if len(preprocessing.mean) == 1 else 1)
     colour = torch.tensor([min(max(round(255 * value), 0), 255) for value in mean], dtype=torch.uint8)
     height, width = (max(side, target) for side, target in zip(image.shape[1:], size, strict=True))
@@ -78,8 +78,8 @@ def _pad(
 def _trim(image: UInt8[Tensor, "c h w"], dim: int, resized: int, wanted: int) -> tuple[Tensor, int]:
     """Trim both ends of a very long side before the resize instead of after it.
 
-    Otherwise an image of 1 x 10,000 pixels would be resized to 256 x 2,560,000. The remaining length is four times that
-    of the crop plus a margin, so neither the new borders nor the rounding of the new length affect the crop.
+    Otherwise an image of 1 x 10,000 pixels would be resized to 256 x 2,560,000. The remaining length is four times the
+    length of the crop, plus a margin. Neither the new borders nor the rounding of the new length affect the crop.
     """
     if resized <= 16 * wanted:
         return image, resized
@@ -105,7 +105,10 @@ def random_resized_crop(
     fast: bool = False,
     value_range: ValueRange | None = None,
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
-    """Crop at random, using four uniform `numbers` (see `crop_box`), and resize. The result is channels-last."""
+    """Crop an image to the random box that `crop_box` returns for `numbers`, and resize the crop to `size`.
+
+    The result has channels last in memory.
+    """
     header = read_image_header(image)
     top, left, height, width = crop_box(header.size, numbers, scale, RATIO)
     reduced = reduction_factor((height, width), size) if fast else 1
@@ -123,10 +126,11 @@ def crop_box(
     torchvision draws the area fraction uniformly from `scale` and the log aspect ratio (width / height) uniformly from
     log `ratio`, up to ten times, until the crop fits into the image. This is a uniform distribution over the (area,
     aspect) pairs that fit. In an image of log aspect y, a crop of log aspect x fits if its area fraction is at most
-    exp(-|x - y|), so the density of x is proportional to the length of `scale` below this limit. The first number is
-    mapped through a tabulated inverse CDF of x; given x, the second number determines the area, and the other two the
-    position. If no pair fits because the image is too elongated, the result is the largest crop of the nearest allowed
-    aspect, at a random position (torchvision centres it).
+    exp(-|x - y|), so the density of x is proportional to the length of the part of `scale` below this limit.
+
+    `numbers` are four uniform random numbers. The first is mapped to x with a tabulated inverse CDF, the second
+    determines the area, and the last two determine the position. If no pair fits because the image is too elongated,
+    the result is the largest crop of the nearest allowed aspect, at a random position (torchvision centres it).
     """
     height, width = image
     own = math.log(width / height)
@@ -148,7 +152,7 @@ def crop_box(
 def _aspects(
     own: float, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return evenly spaced log aspects, and the CDF of the crop's aspect at each (None if no crop fits)."""
+    """Return evenly spaced log aspect ratios, and the CDF of a crop's log aspect ratio there (None if no crop fits)."""
     aspects = np.linspace(math.log(ratio[0]), math.log(ratio[1]), 65)
     room = np.maximum(np.minimum(np.exp(-np.abs(aspects - own)), scale[1]) - scale[0], 0)
     mass = np.concatenate([[0], np.cumsum(room[1:] + room[:-1])])
@@ -171,7 +175,7 @@ def shrunk(size: Size, side: int) -> Size:
 def shrink(
     image: StoredImage, side: int, interpolation: Interpolation, channels: int = 3, fast: bool = False
 ) -> UInt8[Tensor, "c h w"]:
-    """Decode an image and reduce its shorter side to `side` pixels if it is longer. Grey images keep one channel."""
+    """Decode an image, and downsize it if its shorter side exceeds `side` pixels. Grey images keep one channel."""
     header = read_image_header(image)
     size = shrunk(header.size, side)
     with reserve_memory(header.bytes):
@@ -180,7 +184,7 @@ def shrink(
 
 
 def shrink_mask(ids: UInt8[np.ndarray, "h w"], image: StoredImage, side: int) -> UInt8[np.ndarray, "h2 w2"]:
-    """Reduce a mask like its image in `shrink`."""
+    """Downsize a mask as `shrink` downsizes its image."""
     header = _header_for_mask(ids, image)
     size = shrunk(header.size, side)
     return _sample_mask(ids, (0, 0, *header.size), 1, size, (0, 0), size).numpy()
@@ -192,7 +196,7 @@ def shrink_mask(ids: UInt8[np.ndarray, "h w"], image: StoredImage, side: int) ->
 def fit_mask(
     ids: UInt8[np.ndarray, "h w"], image: StoredImage, size: Size, preprocessing: Preprocessing, fast: bool = False
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
-    """Resize and crop a mask like its image in `fit`; padding becomes IGNORED."""
+    """Resize and crop a mask as `fit` resizes and crops its image. Padding becomes IGNORED."""
     header = _header_for_mask(ids, image)
     resized = resized_for(header.size, size, preprocessing)
     factor = _fit_factor(header, resized) if fast else 1
@@ -207,7 +211,7 @@ def crop_mask(
     scale: tuple[float, float],
     fast: bool = False,
 ) -> UInt8[Tensor, "{size[0]} {size[1]}"]:
-    """Crop and resize a mask like its image in `random_resized_crop`, given the same numbers."""
+    """Crop and resize a mask as `random_resized_crop` crops and resizes its image for the same `numbers`."""
     header = _header_for_mask(ids, image)
     box = crop_box(header.size, numbers, scale, RATIO)
     factor = reduction_factor(box[2:], size) if header.jpeg and fast else 1
@@ -215,7 +219,7 @@ def crop_mask(
 
 
 def _header_for_mask(ids: np.ndarray, image: StoredImage) -> ImageHeader:
-    """Read the image's header and check that the mask has the same size."""
+    """Read the header of an image. Raise UnreadableImage if the mask has a different size."""
     header = read_image_header(image)
     if ids.shape != header.size:
         sizes = [" x ".join(map(str, shape)) for shape in (ids.shape, header.size)]

@@ -32,14 +32,14 @@ from vitreous.common.checks import Size
 from vitreous.data.sources.base import StoredImage
 
 Interpolation = Literal["bilinear", "bicubic"]
-ValueRange = tuple[float, float]  # values that become black and white
+ValueRange = tuple[float, float]  # pixel values that become black and white
 Pixels = TypeVar("Pixels", np.ndarray, Image.Image)
 
 # Images with more pixels are rejected before decoding, to prevent decompression bombs. Pillow has the same limit.
 MAX_PIXELS = 178_956_970
 # Limit on the estimated decoding memory of one image, and of all large images that a process decodes concurrently.
 MAX_BYTES = 1 << 30
-LARGE_BYTES = 1 << 27  # images that need less are not counted
+LARGE_BYTES = 1 << 27  # images that need less memory are not counted
 
 
 class UnreadableImage(ValueError):
@@ -50,7 +50,7 @@ class UnreadableImage(ValueError):
 
 
 class _MemoryBudget:
-    """Limits the total memory of the large images that are decoded concurrently to MAX_BYTES."""
+    """Limits the memory of concurrently decoded large images to a total of MAX_BYTES."""
 
     def __init__(self) -> None:
         self._queue = threading.Lock()  # first come, first served, so that the largest images do not starve
@@ -94,13 +94,13 @@ def check_memory(size: Size, needed: int) -> None:
 
 
 def reserve_memory(needed: int) -> AbstractContextManager[None]:
-    """Wait until there is memory to decode a large image; small images never wait."""
+    """Wait until `needed` bytes are available to decode a large image. Small images never wait."""
     return _memory.reserved(needed) if needed > LARGE_BYTES else nullcontext()
 
 
 @contextmanager
 def decode_errors() -> Iterator[None]:
-    """Convert any exception of a decoder to UnreadableImage with a one-line reason."""
+    """Convert any exception raised by a decoder to UnreadableImage with a one-line reason."""
     try:
         yield
     except (UnreadableImage, MemoryError):
@@ -122,14 +122,14 @@ class ImageHeader:
     """Size, orientation and decoding memory of an image."""
 
     size: Size  # after rotation by EXIF
-    bytes: int  # memory needed to decode it
+    bytes: int  # memory needed to decode the image
     orientation: int = 1
     jpeg: "JpegHeader | None" = None
     opened: Image.Image | None = None
 
 
 def read_image_header(image: StoredImage) -> ImageHeader:
-    """Read the header and reject images that are too large to decode."""
+    """Read the header of an image. Raise UnreadableImage if the image is too large to decode."""
     if isinstance(image, np.ndarray):
         right = image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))
         if image.dtype != np.uint8 or not right or image.size == 0:
@@ -177,10 +177,10 @@ def decode_pixels(
     bottom: int | None = None,
     value_range: ValueRange | None = None,
 ) -> tuple[UInt8[Tensor, "c h w"], int]:
-    """Decode an image, at 1 / factor of its size if the format supports it; also return the factor used.
+    """Decode an image at 1 / factor of its size, or at full size if the format cannot be reduced.
 
-    Rows below `bottom` may be skipped. `value_range` is that of `Preprocessing`. A grey image keeps one channel even
-    for `channels=3`; repeating the channel after the resize saves memory.
+    Also return the actual factor. Rows below `bottom` may be skipped. `value_range` is defined in `Preprocessing`. A
+    grey image keeps one channel even for `channels=3`; repeating the channel after the resize saves memory.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
@@ -197,7 +197,7 @@ def decode_pixels(
             opened = header.opened or open_image(image)
             factor = reduce(opened, channels == 1, factor)
             pixels = pixels_of(opened, value_range)
-            opened.close()  # free its copy before the resize allocates memory
+            opened.close()  # free Pillow's copy of the pixels before the resize allocates memory
         if channels == 1 and pixels.shape[2] == 3:
             pixels = _in_strips(pixels, grey_of, 1)
         return torch.from_numpy(upright(pixels, header.orientation)).permute(2, 0, 1), factor
@@ -215,7 +215,7 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def repeat_grey(image: UInt8[Tensor, "c1 h w"], channels: int) -> UInt8[Tensor, "c2 h w"]:
-    """Repeat the channel of a grey image, keeping channels last in memory."""
+    """Repeat the channel of a grey image `channels` times, with channels last in memory."""
     if len(image) == channels:
         return image
     return image.permute(1, 2, 0).repeat(1, 1, channels).permute(2, 0, 1)
@@ -227,7 +227,7 @@ def decode(
     """Decode an image to upright grey (1 channel) or RGB (3 channels), channels last in memory.
 
     Transparent images are blended over white; animations are reduced to their first frame. With `at_least`, a JPEG may
-    be decoded at 1/2, 1/4 or 1/8 of its size, as long as it stays at least that large. Raises UnreadableImage.
+    be decoded at 1/2, 1/4 or 1/8 of its size, if the result is at least that large. Raise UnreadableImage on failure.
     """
     header = read_image_header(image)
     with reserve_memory(header.bytes):
@@ -239,7 +239,7 @@ def decode(
 def resize(
     image: UInt8[Tensor, "c h w"], size: Size, interpolation: Interpolation
 ) -> UInt8[Tensor, "c {size[0]} {size[1]}"]:
-    """Resize with antialiasing like Pillow, but several times faster; the result has channels last in memory."""
+    """Resize with antialiasing like Pillow, but several times faster. The result has channels last in memory."""
     batch = image[None]
     if len(image) > 1:
         batch = batch.contiguous(memory_format=torch.channels_last)
@@ -261,7 +261,7 @@ _START, _END = b"\xff\xd8", b"\xff\xd9"
 
 @dataclass(frozen=True)
 class JpegHeader:
-    """JPEG header, with the size before rotation by EXIF."""
+    """JPEG header. Height and width are those before the EXIF rotation."""
 
     height: int
     width: int
@@ -273,13 +273,13 @@ class JpegHeader:
 
     @property
     def bytes(self) -> int:
-        """Decoding memory: pixels, Pillow's copy if it is used, and the coefficients of progressive files."""
+        """Decoding memory: pixels, Pillow's copy if Pillow is used, and the coefficients of progressive files."""
         copy = 4 if self.components == 4 or _simplejpeg() is None else 0
         return self.height * self.width * (3 + copy + (0 if self.one_scan else 2 * self.components))
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Parse the segments before the compressed pixels. Returns None for other formats and for unusual JPEGs."""
+    """Parse the segments before the compressed pixels. Return None for other formats and for unusual JPEGs."""
     if not data.startswith(_START):
         return None
     at, orientation = 2, 1
@@ -324,9 +324,10 @@ def _exif_orientation(tiff: bytes) -> int:
 
 
 def decode_rows(data: bytes, header: JpegHeader, grey: bool, factor: int, bottom: int) -> np.ndarray | None:
-    """Decode a JPEG to uint8 [h, w, 1 or 3] at 1 / factor of its size; rows below `bottom` (full size) may be skipped.
+    """Decode a JPEG to uint8 [h, w, 1 or 3] at 1 / factor of its size.
 
-    Returns None if Pillow must be used instead: simplejpeg is missing, the image is CMYK, or the data has minor errors.
+    Rows below `bottom` (in the full-size image) may be skipped. Return None if Pillow must be used instead: simplejpeg
+    is missing, the image is CMYK, or the data has minor errors.
     """
     simplejpeg = _simplejpeg()
     if simplejpeg is None or header.components not in (1, 3):
@@ -358,7 +359,7 @@ def _with_height(data: bytes, header: JpegHeader, height: int) -> bytes:
     return b"".join((data[: header.height_at], height.to_bytes(2, "big"), data[header.height_at + 2 :]))
 
 
-@functools.cache  # failed imports are not cached by Python
+@functools.cache  # Python does not cache failed imports
 def _simplejpeg() -> ModuleType | None:
     try:
         return importlib.import_module("simplejpeg")
@@ -372,7 +373,7 @@ STRIP = 1 << 20  # pixels to convert at a time
 # Bytes per pixel that Pillow's decoders allocate in addition to the image, e.g. for animation frames.
 DECODER_BYTES = {"WEBP": 12, "AVIF": 12, "HEIF": 12, "JPEG2000": 16, "TIFF": 4, "GIF": 1}
 
-PROGRAMS = ("EPS", "WMF")  # formats that Pillow would pass to Ghostscript or Windows to execute
+PROGRAMS = ("EPS", "WMF")  # formats that Pillow would pass to Ghostscript or Windows, which execute them
 
 _PILLOW = r"PIL\."  # module pattern
 _FROM_PILLOW = ("ignore", None, Warning, re.compile(_PILLOW), 0)  # entry in warnings.filters
@@ -400,7 +401,7 @@ def _register_heif() -> None:
 
 def orientation_of(image: Image.Image, data: bytes) -> int:
     """Return the EXIF orientation, 1 to 8, without decoding."""
-    if image.format == "TIFF":  # Pillow rotates it when loading, and reports the rotated size
+    if image.format == "TIFF":  # Pillow rotates TIFFs when loading them, and reports the rotated size
         return 1
     if image.format == "PNG" and b"eXIf" not in data:  # Pillow would decode the image to find EXIF data after it
         return 1
@@ -409,7 +410,7 @@ def orientation_of(image: Image.Image, data: bytes) -> int:
 
 
 def reduce(image: Image.Image, grey: bool, factor: int) -> int:
-    """Make Pillow decode a JPEG at 1 / factor of its size if possible; return the actual factor."""
+    """Make Pillow decode a JPEG at 1 / factor of its size if possible. Return the actual factor."""
     width, height = image.size
     if factor == 1 or image.format not in ("JPEG", "MPO"):
         return 1
@@ -450,7 +451,7 @@ def _is_grey(image: Image.Image) -> bool:
 
 
 def _strips(image: Pixels) -> Iterator[tuple[slice, Pixels]]:
-    """Yield a few rows at a time, because conversions need several times the memory of the pixels."""
+    """Yield strips of a few rows each, because conversions need several times the memory of the pixels."""
     height, width = image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
     count = max(STRIP // width, 1)
     for top in range(0, height, count):
@@ -480,7 +481,10 @@ def brightest_value(data: StoredImage) -> int | None:
 
 
 def range_for(brightest: int) -> tuple[int, int] | None:
-    """Return the value range of 16-bit images that use 14 bits or less, which would otherwise be nearly black."""
+    """Return the value range for 16-bit images if their brightest value has at most 14 bits, otherwise None.
+
+    With the full 16-bit range, such images would be nearly black.
+    """
     bits = brightest.bit_length()
     return (0, 2**bits - 1) if 0 < bits <= 14 else None
 
@@ -490,10 +494,11 @@ def _is_16_bit(image: Image.Image) -> bool:
 
 
 def _eight_bits(image: Image.Image, value_range: ValueRange | None = None) -> np.ndarray:
-    """Scale the value range to 0..255; Pillow's conversion would clip it.
+    """Scale the value range of an image to 0..255. Pillow's conversion would clip values above 255.
 
-    The maximum of 16-bit files is known. For 32-bit integers and floats, use the first of 1, 255 (both only for floats)
-    and 65535 that no pixel exceeds, or else the value of the brightest pixel. `value_range` replaces all of these.
+    The range starts at 0. For integers, its maximum is 65535. For floats, its maximum is the first of 1, 255 and 65535
+    that no pixel exceeds. If a pixel exceeds 65535, the maximum is the value of the brightest pixel. `value_range`
+    overrides this range.
     """
     if value_range is None and _is_16_bit(image):
         return _in_strips(image, lambda strip: ((np.asarray(strip).astype(np.uint32) + 128) // 257)[..., None], 1)

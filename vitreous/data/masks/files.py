@@ -4,8 +4,8 @@ An id is a grey level of up to 16 bits or a palette index; palette colours are i
 green and blue are equal. Pillow decodes the pixels, but scales 2-bit and 4-bit grey levels to 0..255; the bit depth is
 read from the PNG header to undo this.
 
-The check reads every mask, because a single bad one can stop a run after hours or silently corrupt it. For images, only
-the headers are read. Decoding releases the GIL, so threads use all cores.
+The check reads every mask, because a single bad mask can stop a run after hours or silently corrupt it. For images,
+only the headers are read. Decoding releases the GIL, so threads use all cores.
 """
 
 import re
@@ -34,8 +34,9 @@ _GREY, _PALETTE = 0, 3
 _COLOURED = {2: "RGB", 4: "grey with alpha", 6: "RGB with alpha"}
 _HEADER = 26  # size of a PNG header in bytes
 _START = 1 << 16  # number of bytes to read first; they contain the header of nearly every image
-# More ids than this, in all masks or in one mask, indicate smoothed edges or JPEG compression, which produce most of
-# the 256 levels. COCO-Stuff has 182 classes, ADE20K 150 and Cityscapes 34, and one image has only a few of them.
+# Maximum number of ids in all masks and in one mask. More ids indicate smoothed edges or JPEG compression, which
+# produce most of the 256 levels. COCO-Stuff has 182 classes, ADE20K 150 and Cityscapes 34, and one image has only a few
+# of them.
 _MANY, _MANY_IN_ONE = 200, 100
 
 Pair = tuple[str, str]  # image path and mask path, relative to the root
@@ -51,7 +52,7 @@ R = TypeVar("R")
 
 
 def read_classes(path: Path) -> dict[int, str]:
-    """Read class names by id, ignoring empty lines and lines that start with #."""
+    """Read the class names by id from a class list, ignoring empty lines and lines that start with #."""
     try:
         text = read_regular_text(path, encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -73,7 +74,7 @@ def _by_id(path: Path, lines: list[tuple[int, str]], matches: Sequence[re.Match[
     names: dict[int, str] = {}
     for (number, line), match in zip(lines, matches, strict=True):
         if match is None:
-            raise ValueError(f"{path}, line {number}: expected 'ID NAME' as in other lines, got {line!r}")
+            raise ValueError(f"{path}, line {number}: expected 'ID NAME' as on the other lines, got {line!r}")
         index, name = int(match[1]), match[2]
         if index >= MOST_IDS:
             raise ValueError(f"{path}, line {number}: ids must be from 0 to {MOST_IDS - 1}, got {index}")
@@ -103,7 +104,7 @@ def _check_once(path: Path, names: list[str]) -> None:
 
 
 def found_classes(ids: Collection[int]) -> dict[int, str]:
-    """Use the ids as class names, for data without a class list."""
+    """Return class names for data without a class list: the ids themselves."""
     return {index: str(index) for index in sorted(ids) if index != IGNORED}
 
 
@@ -163,7 +164,7 @@ def read_header(data: bytes) -> MaskHeader:
 
 
 def read_ids(data: bytes) -> np.ndarray:
-    """Decode a mask to ids, uint8 or uint16 [h, w]; raises UnreadableImage."""
+    """Decode a mask to ids, uint8 or uint16 [h, w]. Raise UnreadableImage if that fails."""
     header = read_header(data)
     with decode_errors():
         ids = np.asarray(open_image(data))
@@ -191,7 +192,7 @@ def ids_in(ids: np.ndarray) -> list[int]:
 
 
 def colours_in(data: bytes, most: int = 4) -> list[Colour]:
-    """List the most frequent RGB colours of an image."""
+    """List up to `most` RGB colours of an image, the most frequent first."""
     with decode_errors():
         image = open_image(data).convert("RGB")
         counts = image.getcolors(image.width * image.height) or []
@@ -214,7 +215,7 @@ class MaskCheck:
 
 
 def check_masks(root: Path, pairs: Sequence[Pair]) -> list[MaskCheck]:
-    """Check every mask and the size of its image, in order."""
+    """Check every mask and the size of its image. The results are in the order of `pairs`."""
     return list(map_in_threads(lambda pair: _check(root, pair), pairs, "reading masks"))
 
 
@@ -242,7 +243,7 @@ def _check(root: Path, pair: Pair) -> MaskCheck:
 
 
 def _image_size(path: Path, expected: Size) -> Size:
-    """Read the image size. The first bytes suffice if they confirm the expected size; otherwise read the whole file."""
+    """Read the size of an image. If the first bytes of the file do not confirm `expected`, read the whole file."""
     with open_regular(path) as file:
         start = file.read(_START)
         if len(start) == _START:
@@ -256,7 +257,7 @@ def _image_size(path: Path, expected: Size) -> Size:
 
 
 def mask_problems(pairs: Sequence[Pair], checks: Sequence[MaskCheck], names: Mapping[int, str] | None) -> list[str]:
-    """Describe each kind of problem in one line; `names` are the class names by id, if there is a class list."""
+    """Describe each kind of problem in one line. `names`: Class names by id, or None if there is no class list."""
     checked = list(zip(pairs, checks, strict=True))
     unreadable = [(mask, check.mask_error) for (_, mask), check in checked if check.mask_error]
     images = [(image, check.image_error) for (image, _), check in checked if check.image_error]
@@ -275,14 +276,14 @@ def mask_problems(pairs: Sequence[Pair], checks: Sequence[MaskCheck], names: Map
         problems.append(f"{len(sizes):,} {differ}: {_with_reasons(sizes)}")
     if names is None and (len(found) > _MANY or any(len(check.ids) > _MANY_IN_ONE for check in checks)):
         problems.append(
-            f"the masks have {len(found):,} different ids, probably because they were smoothed or saved as JPEG; "
+            f"the masks have {len(found):,} different ids, probably because the masks were smoothed or saved as JPEG; "
             f"export them as PNG without smoothing, and list the true ids in {FILE}"
         )
     if names is not None:
         problems += _unlisted_ids(pairs, checks, names)
         unused = [name for index, name in names.items() if index not in found]
         if found == {0, IGNORED} and IGNORED not in names and unused:  # 255 is probably a class
-            add = f'if it is a class, add "{IGNORED} {unused[0]}" to {FILE}'
+            add = f'if {IGNORED} is a class, add "{IGNORED} {unused[0]}" to {FILE}'
             problems.append(f"the masks contain only the ids 0 and {IGNORED}, and {IGNORED} is ignored; {add}")
     return problems
 

@@ -48,11 +48,11 @@ class MaskedFiles(FileSource):
 
 
 def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str] = ()) -> FoundData:
-    """Open a folder and check every mask; raises ValueError with all problems, one per line."""
+    """Open a folder of images and masks, and check every mask. Raise ValueError with all problems, one per line."""
     name, listing = root.resolve().name, root / FILE
     names = read_classes(listing) if listing.is_file() else None
     if names is not None:
-        number_classes(names, ignore)  # fail before reading all masks
+        number_classes(names, ignore)  # check `ignore` before reading all masks
     folders, notes = find_folders(root)
     splits, pairs, problems = _pair(root, folders, notes)
     checks = check_masks(root, pairs)
@@ -71,7 +71,7 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str
     if held and in_train:
         notes.append(f"classes that are missing from the train masks cannot be learned: {listed(held)}")
     if ignore:
-        notes.append(f"{listed(ignore)} ignored")
+        notes.append(f"ignored classes: {listed(ignore)}")
     try:
         source = MaskedFiles(root, pairs, *number_classes(names, ignore, order))
     except ValueError as error:
@@ -80,7 +80,7 @@ def open_mask_folder(root: Path, ignore: Sequence[str] = (), order: Sequence[str
 
 
 def open_unmasked(root: Path) -> FoundData:
-    """Open the images without their masks."""
+    """Open the images of a segmentation data set without their masks."""
     folders, notes = find_folders(root)
     items = [(pair.split, path) for pair in folders for path in files_of(root, pair)[0]]
     source = FileSource(root, [path for _, path in items], np.zeros(len(items), np.int64), (UNLABELLED,))
@@ -91,7 +91,7 @@ def open_unmasked(root: Path) -> FoundData:
 
 
 def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[list[str], list[Pair], list[str]]:
-    """Pair images with masks; return splits, pairs and problems. A test split without any masks is ignored."""
+    """Pair images with masks. Return the split of each pair, the pairs, and problems. A test split needs no masks."""
     splits, pairs = [], []
     missing, unpaired, not_png, total = [], [], [], 0
     lists, unlisted = _read_lists(root), 0
@@ -137,11 +137,11 @@ def _pair(root: Path, folders: Sequence[FolderPair], notes: list[str]) -> tuple[
 
 
 def _read_lists(root: Path) -> dict[str, str]:
-    """Return the split of each image in Pascal VOC's lists; empty if there are no lists."""
+    """Return the split of each image from Pascal VOC's image lists, or an empty dictionary if there are no lists."""
     files = {split: root / LISTS / f"{split}.txt" for split in SPLITS}
     return {name: split for split, file in files.items() if file.is_file() for name in file.read_text().split()}
 
 
 def _has_files(folder: Path) -> bool:
-    """True if a folder contains any file that is not hidden."""
+    """Return True if a folder contains any file that is not hidden."""
     return any(not name.startswith(".") for _, _, names in os.walk(folder) for name in names)

@@ -6,7 +6,7 @@
     train/x.jpg                   train/x_mask.png               masks beside the images
     leftImg8bit/train/x_leftImg8bit.png   gtFine/train/x_gtFine_labelIds.png   Cityscapes
 
-In all of them, mask names may have one of the ENDINGS, such as `x_mask.png` or `x_L.png`.
+In all layouts, mask names may have one of the ENDINGS, such as `x_mask.png` or `x_L.png`.
 """
 
 import os
@@ -27,7 +27,7 @@ EXPECTED = "expected {0}/images and {0}/masks, with one PNG of class ids per ima
 IMAGE_FOLDERS = (*IMAGES, "leftimg8bit")
 MASK_FOLDERS = (*MASKS, "gtfine", "gtcoarse")
 BESIDE = (*MASKS, "annot", "annots", "gt", "seg")  # added to the name of a split folder: trainannot, train_masks, ...
-# Endings of mask names, in order of preference: the first two are the ids of Cityscapes for training and all ids.
+# Endings of mask names, in order of preference: the first two are Cityscapes masks with training ids and all ids.
 CITYSCAPES = tuple(f"_gt{kind}_{ids}" for kind in ("Fine", "Coarse") for ids in ("labelTrainIds", "labelIds"))
 ENDINGS = (
     *CITYSCAPES, "_mask", "_masks", "_label", "_labels", "_L", "_seg", "_segmentation", "_gt", "_annotation",
@@ -37,7 +37,7 @@ OTHER_VIEW = re.compile(r"_gt(Fine|Coarse)_\w+$")  # Cityscapes has several mask
 
 
 class FolderPair(NamedTuple):
-    """Image and mask folders of one split, relative to the root. They are the same if masks are beside the images."""
+    """Image and mask folders of one split, relative to the root. They are equal if images and masks share a folder."""
 
     split: str
     images: str
@@ -45,7 +45,7 @@ class FolderPair(NamedTuple):
 
 
 def has_masks(root: Path) -> bool:
-    """True if a folder looks like a segmentation data set by the names of its folders or files."""
+    """Return True if the names of folders or files in `root` suggest a segmentation data set."""
     if not root.is_dir():
         return False
     folders = list_folder(root)[0]
@@ -60,12 +60,12 @@ def has_masks(root: Path) -> bool:
 
 
 def count_pairs(root: Path) -> int:
-    """Count the images that have a mask."""
+    """Count the images in `root` that have a mask."""
     return sum(count(root, pair) for pair in find_folders(root)[0] if (root / pair.masks).is_dir())
 
 
 def mask_files(root: Path) -> set[str]:
-    """Return the masks of a segmentation data set, relative to its folder; empty for other folders."""
+    """Return the paths of all masks, relative to `root`, or an empty set if `root` is not a segmentation data set."""
     if not has_masks(root):
         return set()
     try:
@@ -77,7 +77,7 @@ def mask_files(root: Path) -> set[str]:
 
 
 def find_folders(root: Path) -> tuple[list[FolderPair], list[str]]:
-    """Find the image and mask folders; also return notes about ignored folders."""
+    """Find the image and mask folders of each split. Also return notes about ignored folders."""
     folders = list_folder(root)[0]
     images, masks = _find(root, folders, IMAGE_FOLDERS), _find(root, folders, MASK_FOLDERS)
     if images and masks:
@@ -94,7 +94,7 @@ def find_folders(root: Path) -> tuple[list[FolderPair], list[str]]:
         raise ValueError(f"{root} has {inside}; {_suggest(root, folders) or EXPECTED.format('DIR')}")
     used = {folder.split(os.sep)[0] for pair in pairs for folder in (pair.images, pair.masks)}
     unused = [folder for folder in folders if folder not in used and used != {""}]
-    return pairs, [f"{listed(unused)} ignored"] if unused else []
+    return pairs, [f"ignored folders: {listed(unused)}"] if unused else []
 
 
 def _find_splits(root: Path, images: str, masks: str) -> tuple[list[FolderPair], list[str]]:
@@ -109,12 +109,12 @@ def _find_splits(root: Path, images: str, masks: str) -> tuple[list[FolderPair],
         for folder, split in splits.items()
     ]
     unused = [os.path.join(images, name) for name in (*folders, *loose) if name not in splits]
-    return pairs, [f"{listed(unused)} ignored"] if unused else []
+    return pairs, [f"ignored folders: {listed(unused)}"] if unused else []
 
 
 def _find(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
     matches = [folder for folder in folders if folder.lower() in names]
-    if len(matches) > 1:  # some may have no images, e.g. Pascal VOC's Annotations, which has XML files
+    if len(matches) > 1:  # some folders may have no images, e.g. Pascal VOC's Annotations, which has XML files
         matches = [folder for folder in matches if images_below(root, folder)] or matches
     if len(matches) > 1:
         kind = "image" if names is IMAGE_FOLDERS else "mask"
@@ -123,7 +123,7 @@ def _find(root: Path, folders: list[str], names: Sequence[str]) -> str | None:
 
 
 def _beside_splits(root: Path, folders: Sequence[str]) -> list[FolderPair]:
-    """Find pairs such as train/ and trainannot/; a split without a mask folder is included if others have one."""
+    """Find pairs such as train/ and trainannot/. If one split has a mask folder, splits without one are included."""
     splits, siblings = {folder: split for folder in folders if (split := split_name(folder))}, {}
     for folder in splits:
         for other in folders:
@@ -137,7 +137,7 @@ def _beside_splits(root: Path, folders: Sequence[str]) -> list[FolderPair]:
 
 
 def _find_beside(root: Path, folders: Sequence[str]) -> list[FolderPair]:
-    """Find folders that contain both images and masks, whose names have one of the ENDINGS."""
+    """Find folders that contain both images and masks. The names of masks have one of the ENDINGS."""
     if splits := {folder: split for folder in folders if (split := split_name(folder))}:
         pairs = [FolderPair(split, folder, folder) for folder, split in splits.items()]
         return pairs if any(count(root, pair) for pair in pairs) else []
@@ -145,13 +145,13 @@ def _find_beside(root: Path, folders: Sequence[str]) -> list[FolderPair]:
 
 
 def _are_beside(files: Sequence[str]) -> bool:
-    """True if at least half of the files belong to a pair of image and mask."""
+    """Return True if at least half of the files belong to a pair of image and mask."""
     images, masks = _separated(files)
     return bool(masks) and len(files) <= 4 * len(match(images, masks, "", ""))
 
 
 def _suggest(root: Path, folders: Sequence[str]) -> str:
-    """Return the command that makes an unknown layout readable, or ""."""
+    """Suggest a subfolder to open, or folders to rename, for an unknown layout. Return "" if nothing fits."""
     for folder in folders:
         if has_masks(root / folder):
             return f"did you mean {str(root / folder)!r}?"
@@ -161,12 +161,12 @@ def _suggest(root: Path, folders: Sequence[str]) -> str:
         if files and 2 * count(root, pair) > len(files) and _has_ids(root / images_below(root, masks)[0]):
             renamed = ((images, "images"), (masks, "masks"))
             commands = [f"mv {shlex.quote(str(root / old))} {shlex.quote(str(root / new))}" for old, new in renamed]
-            return f"{masks!r} has masks for {images!r}: rename them with `{' && '.join(commands)}`"
+            return f"{masks!r} has masks for {images!r}: rename the folders with `{' && '.join(commands)}`"
     return ""
 
 
 def _has_ids(path: Path) -> bool:
-    """True if a file is a PNG of class ids, not of colours."""
+    """Return True if a file is a PNG of class ids, not of colours."""
     try:
         with open(path, "rb") as file:
             return read_header(file.read(64)).coloured is None
@@ -200,7 +200,7 @@ def count(root: Path, pair: FolderPair) -> int:
 
 
 def match(images: Sequence[str], masks: Sequence[str], image_folder: str, mask_folder: str) -> dict[str, str]:
-    """Return the mask of each image that has one: the file with the same name, or with this name and an ending."""
+    """Map images to masks. A mask has the same name as its image, optionally followed by one of the ENDINGS."""
     by_key = {key_of(path, mask_folder): path for path in sorted(masks)}
     pairs = {}
     for image in images:

@@ -1,4 +1,4 @@
-"""Reader for .npz files with arrays `x_train`, `y_train`, `x_test`, `y_test`, or `images` and `labels`, or similar.
+"""Reader for .npz files with arrays of images and labels, such as `x_train`, `y_train`, `x_test` and `y_test`.
 
 Images are uint8 [n, h, w] or [n, h, w, c]; `classes` may contain class names. Pickled objects are never loaded.
 """
@@ -26,7 +26,8 @@ def open_arrays(path: Path, classes: tuple[str, ...] | None = None) -> FoundData
     images, labels = _by_split(path, arrays, IMAGES), _by_split(path, arrays, LABELS)
     if not images or images.keys() != labels.keys():
         raise ValueError(
-            f"{path}: expected arrays x_train and y_train, images and labels, or similar; got {listed(arrays, 20)}"
+            f"{path}: expected an array of images ({', '.join(IMAGES)}) and one of labels ({', '.join(LABELS)}) per "
+            f"split, e.g. x_train and y_train; got {listed(arrays, 20)}"
         )
     return from_arrays(path.name, {split: (images[split], labels[split]) for split in images}, named)
 
@@ -43,7 +44,7 @@ def from_arrays(
     else:
         position = {str(i): i for i in range(len(classes))}
         if unknown := sorted({str(label) for label in texts} - position.keys()):
-            raise ValueError(f"{name}: there are {len(classes)} class names, but the labels include {listed(unknown)}")
+            raise ValueError(f"{name}: labels must be from 0 to {len(classes) - 1}, got {listed(unknown)}")
     sources: dict[str, Source] = {}
     for split, (images, labels) in checked.items():
         values, inverse = np.unique(labels, return_inverse=True)
@@ -63,7 +64,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _by_split(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Find the arrays for images or labels by split. A key is one of `names`, optionally with a split name."""
+    """Find the arrays for images or labels by split. A key consists of one of `names` and, optionally, a split name."""
     found: dict[str, np.ndarray] = {}
     for key, array in arrays.items():
         words = [word for word in re.split(r"[^a-z]+", key.lower()) if word]

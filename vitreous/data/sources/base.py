@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from PIL import features
@@ -38,17 +39,27 @@ class Source(ABC):
     labels: np.ndarray  # int64 [n], indices into classes
     mask_classes: tuple[str, ...] = ()  # empty if there are no masks
     mask_ids: tuple[int, ...] = ()  # id of each mask class in the mask files
+    targets: np.ndarray | None = None  # [n, k], instead of labels: bool per class, or float64 numbers named by classes
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
     def image(self, index: int) -> StoredImage:
-        """Return the image as stored; the loader's workers decode it."""
+        """Return the image as stored. The loader's workers decode it."""
 
     @abstractmethod
     def name(self, index: int) -> str:
         """Return a name for reports and errors: a relative path, a shard member, or e.g. `digits[17]`."""
+
+    def label(self, index: int) -> str:
+        """Return the class of an image or, if it has targets, their text."""
+        if self.targets is None:
+            return self.classes[self.labels[index]]
+        pairs = zip(self.classes, self.targets[index].tolist(), strict=True)
+        return ", ".join(
+            f"{name} {value}" if value is not True else name for name, value in pairs if value is not False
+        )
 
     def mask(self, index: int) -> np.ndarray:
         """Return the decoded mask of the upright image: uint8 [h, w], indices into mask_classes or IGNORED."""
@@ -57,13 +68,13 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class DataSet:
-    """Splits of a data set, with the same classes in the same order."""
+    """Train, val and test splits of a data set. All splits have the same classes in the same order."""
 
     name: str
     train: Source
     val: Source
     test: Source | None
-    note: str  # user-facing summary of the splits
+    note: str  # summary of the splits for the user
     val_drawn: bool = False  # True if val was drawn at random from the train images
 
     @property
@@ -136,6 +147,7 @@ class Subset(Source):
         self.source, self.indices = source, indices
         self.labels, self.classes = source.labels[indices], source.classes
         self.mask_classes, self.mask_ids = source.mask_classes, source.mask_ids
+        self.targets = None if source.targets is None else source.targets[indices]
 
     def image(self, index: int) -> StoredImage:
         return self.source.image(int(self.indices[index]))
@@ -160,7 +172,7 @@ def extension(name: str) -> str:
 
 
 def is_image_file(name: str) -> bool:
-    """True if a file name has a readable image extension and is not hidden."""
+    """Return True if a file name has a readable image extension and is not hidden."""
     return not name.startswith(".") and extension(name) in readable_extensions()
 
 
@@ -199,7 +211,7 @@ def label_problems(found: FoundData) -> list[str]:
     """List the problems with splits and classes that prevent training."""
     if UNSPLIT not in found.splits and "train" not in found.splits:
         return [f"no train split, only {' and '.join(found.splits)}" if found.splits else "no train split"]
-    if not found.labelled:
+    if not found.labelled or any(source.targets is not None for source in found.splits.values()):
         return []
     known = class_counts(found.splits[UNSPLIT if UNSPLIT in found.splits else "train"])
     problems = []
@@ -218,7 +230,10 @@ def label_problems(found: FoundData) -> list[str]:
 
 def class_counts(source: Source) -> dict[str, int]:
     """Count the images per class, omitting empty classes."""
-    counts = np.bincount(source.labels, minlength=len(source.classes))
+    if source.targets is not None:
+        counts = source.targets.sum(0)
+    else:
+        counts = np.bincount(source.labels, minlength=len(source.classes))
     return {name: int(n) for name, n in zip(source.classes, counts, strict=True) if n}
 
 
@@ -232,20 +247,20 @@ def by_split(source: Source, splits: Iterable[str]) -> dict[str, Source]:
 
 
 def pick(source: Source, indices: np.ndarray) -> Subset:
-    """Select images of a source, without nesting subsets."""
+    """Select images from a source without nesting subsets."""
     if isinstance(source, Subset):
         return Subset(source.source, source.indices[indices])
     return Subset(source, indices)
 
 
 def split_name(word: str) -> str | None:
-    """Return the split for a name such as "Training" or "val2017", or None."""
+    """Return the split for a name such as "Training" or "val2017", or None for other names."""
     word = re.sub(r"[-_]?\d+$", "", word.strip().lower())
     return word if word in SPLITS else ALIASES.get(word)
 
 
 def split_folders(folders: Sequence[str], where: object) -> dict[str, str]:
-    """Map folder names to splits, ignoring other folders; raises ValueError if two folders map to the same split."""
+    """Map folder names to splits, ignoring other folders. Raise ValueError if two folders map to the same split."""
     splits = {folder: split for folder in folders if (split := split_name(folder))}
     if doubled := [folder for folder, split in splits.items() if list(splits.values()).count(split) > 1]:
         raise ValueError(f"{where} has several folders for the same split: {listed(doubled)}; keep one")
@@ -262,32 +277,61 @@ class Rows:
     labels: list[str]  # empty string for a missing label
     splits: list[str]
     classes: tuple[str, ...] | None = None  # class names, if the format stores them
+    labelled: ClassVar[bool] = True
+
+    @property
+    def bare(self) -> Collection[int]:
+        """Rows without a label."""
+        return {row for row, label in enumerate(self.labels) if not label}
+
+    def source(self, keep: list[int], make: "Make") -> tuple[Source, list[str]]:
+        """Return the source of some rows, and notes about them."""
+        labels = [self.labels[row] for row in keep]
+        classes = self.classes or order_labels(labels)
+        index = {label: i for i, label in enumerate(classes)}
+        unused = len(classes) - len(set(labels))
+        notes = [f"{unused:,} of {len(classes):,} classes have no images"] if unused else []
+        return make(keep, np.array([index[label] for label in labels], np.int64), classes), notes
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """Targets and split of each image."""
+
+    classes: tuple[str, ...]
+    values: np.ndarray  # as `Source.targets`
+    splits: list[str]
+    bare: Collection[int]  # rows without targets
+    notes: list[str]
+    labelled: bool = True  # False if the targets are numbers
+
+    def source(self, keep: list[int], make: "Make") -> tuple[Source, list[str]]:
+        source = make(keep, np.zeros(len(keep), np.int64), self.classes)
+        source.targets = self.values[keep]
+        return source, self.notes
 
 
 # Function (rows to keep, their labels, classes) -> source.
 Make = Callable[[list[int], np.ndarray, tuple[str, ...]], Source]
 
 
-def from_rows(name: str, rows: Rows, make: Make, problems: list[str], skip: Collection[int] = ()) -> FoundData:
+def from_rows(
+    name: str, rows: Rows | TargetRows, make: Make, problems: list[str], skip: Collection[int] = ()
+) -> FoundData:
     """Build the splits from all labelled rows that are not in `skip`."""
     notes: list[str] = []
-    bare = {row for row, label in enumerate(rows.labels) if not label}
-    keep = [row for row in range(len(rows.labels)) if row not in bare and row not in skip]
+    bare, count = rows.bare, len(rows.splits)
+    keep = [row for row in range(count) if row not in bare and row not in skip]
     if bare and {rows.splits[row] for row in bare} == {"test"} and "test" not in {rows.splits[row] for row in keep}:
         notes.append("the test split has no labels and is ignored")
     elif bare:
         first = ", ".join(str(row + 1) for row in sorted(bare)[:3])
-        problems = [*problems, f"{len(bare):,} of {len(rows.labels):,} rows have no label; first rows: {first}"]
+        problems = [*problems, f"{len(bare):,} of {count:,} rows have no label; first rows: {first}"]
     if not keep:
         raise ValueError(f"{name}: {problems[0] if problems else 'no labelled images'}")
-    labels = [rows.labels[row] for row in keep]
-    classes = rows.classes or order_labels(labels)
-    index = {label: i for i, label in enumerate(classes)}
-    numbers = np.array([index[label] for label in labels], np.int64)
-    if unused := len(classes) - len(set(labels)):
-        notes.append(f"{unused:,} of {len(classes):,} classes have no images")
-    source = make(keep, numbers, classes)
-    return FoundData(name, by_split(source, (rows.splits[row] for row in keep)), notes, problems)
+    source, about = rows.source(keep, make)
+    splits = by_split(source, (rows.splits[row] for row in keep))
+    return FoundData(name, splits, notes + about, problems, labelled=rows.labelled)
 
 
 def order_labels(labels: Iterable[str]) -> tuple[str, ...]:
@@ -299,9 +343,12 @@ def order_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def cell_text(value: object) -> str:
-    """Convert a cell to text: empty for a missing value, and without '.0' for an integer stored as float."""
+    """Convert a table cell to text. A missing value becomes "". An integer stored as a float loses its '.0'."""
     if isinstance(value, list | tuple | dict | np.ndarray):
-        raise ValueError(f"each cell must contain a single path or label, got {str(value)[:60]}")
+        raise ValueError(
+            f"each cell must contain a single path or label, got {str(value)[:60]}; use --task multilabel for "
+            "several labels per image"
+        )
     if value is None or value != value:  # None or NaN
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -310,7 +357,7 @@ def cell_text(value: object) -> str:
 
 
 def class_labels(values: Iterable[object], names: tuple[str, ...] | None) -> list[str]:
-    """Convert labels to text. Numbers are indices into `names`, if given; negative ones (hidden labels) are empty."""
+    """Convert labels to text. If `names` is given, labels are indices into it, and negative indices become ""."""
     seen: dict[str, str] = {}
     labels = []
     for value in values:

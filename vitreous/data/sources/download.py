@@ -1,7 +1,7 @@
 """Resumable, size-limited and verified downloads to the cache.
 
 A file is downloaded as `NAME.part` and renamed once its checksum is verified, so a file that exists is complete and is
-not downloaded again. (Neither pooch nor urlretrieve can resume a download, or limit its size and time.)
+not downloaded again. (Neither pooch nor urlretrieve can resume a download, or limit its size and duration.)
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def cache_folder(*below: str) -> Path:
 
 
 def fetch(url: str, target: Path, checksum: str | None = None, max_bytes: int = MAX_BYTES) -> Path:
-    """Download `url` to `target` unless it exists, resuming after broken connections.
+    """Download `url` to `target` unless `target` exists. Resume after broken connections.
 
     `checksum` is an MD5 (32 digits) or SHA-256 (64 digits) hash.
     """
@@ -74,7 +74,7 @@ class _Download:
         self.restarts = 0
 
     def resume(self, advance: Callable[[int, int | None], None]) -> bool:
-        """Download the remaining bytes; return False if another attempt is needed."""
+        """Download the remaining bytes. Return False if another attempt is needed."""
         have = self.part.stat().st_size if self.part.exists() else 0
         reader: BackgroundReader[Any] = BackgroundReader(lambda: self._receive(have))
         with contextlib.closing(reader):
@@ -112,7 +112,7 @@ class _Download:
         return not broken and total in (None, size)
 
     def _total(self, start: int, headers: Message) -> int | None:
-        """Return the total size if the server sends it, and save the ETag."""
+        """Return the total size in bytes, or None if the server does not send it. Also save the ETag."""
         mark = headers.get("ETag") or headers.get("Last-Modified") or "W/"
         if not mark.startswith("W/"):  # a weak ETag does not guarantee identical bytes
             self.tag.write_text(mark)
@@ -121,13 +121,13 @@ class _Download:
             return None
         total, free = start + int(length), shutil.disk_usage(self.part.parent).free
         if total > self.max_bytes:
-            raise BadResponse(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes: it has {total:,}")
+            raise BadResponse(f"{self.url} exceeds the limit of {self.max_bytes:,} bytes: it has {total:,} bytes")
         if int(length) > free:
             raise OSError(f"{self.url} needs {int(length):,} bytes, but only {free:,} are free in {self.part.parent}")
         return total
 
     def _receive(self, have: int) -> Generator[http.client.HTTPResponse | bytes | None, None, None]:
-        """Request the bytes from `have` on; yield the response (None if there are no more bytes), then its chunks."""
+        """Request the bytes from offset `have`. Yield the response (None if no bytes are left), then its chunks."""
         headers = {"User-Agent": "vitreous"}
         if have:
             headers["Range"] = f"bytes={have}-"
@@ -159,13 +159,13 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request: Any, *arguments: Any) -> urllib.request.Request | None:
         *_, url = arguments
         if request.type == "https" and not url.startswith("https:"):
-            raise OSError(f"redirected from https to {url!r:.200}, which is not encrypted")
+            raise OSError(f"refused a redirect from https to {url!r:.200}, which is not encrypted")
         return super().redirect_request(request, *arguments)
 
 
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar on a terminal, or else print one line. Yields a callback `advance(done, total)`, in bytes."""
+    """Yield a callback `advance(done, total)`, in bytes. Show a progress bar on a terminal, otherwise one line."""
     console = SafeConsole(stderr=True)
     if not console.is_terminal:
         print(printable(title), file=sys.stderr)
@@ -180,7 +180,7 @@ def progress(title: str) -> Iterator[Callable[[int, int | None], None]]:
 
 @contextlib.contextmanager
 def file_lock(target: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file while creating it; other processes wait."""
+    """Hold an exclusive lock while `target` is created. Other processes wait for the lock."""
     try:
         import fcntl
     except ImportError:  # not available on Windows, where the work may be done twice

@@ -68,12 +68,12 @@ def _open_splits(root: Path, splits: dict[str, str], labelled: bool) -> FoundDat
             notes.append(f"{folder} has no class folders and is ignored")
         else:
             inside = plural(len(images), "image") if images else "no images"
-            raise ValueError(f"{root / folder} has {inside} and no class folders; expected {folder}/<class>/*.jpg")
+            raise ValueError(f"{root / folder} has {inside} but no class folders; expected {folder}/<class>/*.jpg")
     return _found(root, items, problems, notes, ignored)
 
 
 def _read_classes(root: Path, below: str, split: str, folders: list[str]) -> tuple[list[Item], list[str], list[str]]:
-    """List the images in class folders, report empty folders as a problem, and list the other files."""
+    """Return the images in class folders, a list with a problem if class folders are empty, and the other files."""
     items, empty, ignored = [], [], []
     for folder in folders:
         paths, other_files = files_below(root, os.path.join(below, folder))
@@ -107,7 +107,7 @@ def local_path(spec: str, root: Path | None) -> Path:
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """List the subfolders, images and other files in a folder, sorted and without hidden ones."""
+    """List the subfolders, images and other files in a folder, sorted and without hidden entries."""
     folders: list[str] = []
     images: list[str] = []
     other_files: list[str] = []
@@ -141,7 +141,7 @@ def files_below(root: Path, below: str, above: frozenset[tuple[int, int]] = froz
 
 
 def ignored_note(paths: list[str]) -> str:
-    """Describe the files that may be images but have an unsupported or missing extension."""
+    """Describe the ignored files that may be images but have an unsupported or missing extension."""
     paths = [path for path in paths if extension(path) not in SIDECARS]
     if not paths:
         return ""

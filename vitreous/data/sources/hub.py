@@ -1,6 +1,6 @@
 """Data sets on the Hugging Face Hub: `hf:owner/name`, or `hf:owner/name:config`, optionally with `@revision`.
 
-Reads the Parquet files of the repository, or those of the Hub's automatic conversion. Files are stored in
+Reads the Parquet files of the repository, or the Hub's automatic conversion to Parquet. Files are stored in
 huggingface_hub's cache; with HF_HUB_OFFLINE=1 or without a network, only the cache is used.
 """
 
@@ -10,12 +10,13 @@ from typing import Any
 
 from vitreous.data.sources.base import FoundData
 from vitreous.data.sources.tables import choose_files, open_parquet
+from vitreous.data.sources.targets import TargetKind
 
 CONVERTED = "refs/convert/parquet"
 
 
-def open_hub(spec: str) -> FoundData:
-    """Open a data set given as `hf:...`."""
+def open_hub(spec: str, targets: TargetKind | None = None) -> FoundData:
+    """Open a data set on the Hugging Face Hub, given as `hf:...`. `targets` are read instead of labels."""
     match = re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@([\w./-]+))?", spec)
     if match is None:
         raise ValueError(f"expected hf:owner/name, hf:owner/name:config or hf:owner/name@revision, got {spec!r}")
@@ -27,14 +28,15 @@ def open_hub(spec: str) -> FoundData:
             if folder is None:
                 wanted = [files[file] for inside in chosen.values() for file in inside]
                 folder = _download(spec, repo, candidate, wanted)
-            return open_parquet(spec, {split: [folder / file for file in inside] for split, inside in chosen.items()})
+            paths = {split: [folder / file for file in inside] for split, inside in chosen.items()}
+            return open_parquet(spec, paths, None, targets)
     raise ValueError(f"{spec}: the repository has no Parquet files, and the Hub has not converted it to Parquet")
 
 
 def _list(spec: str, repo: str, revision: str | None) -> tuple[dict[str, Any], Path | None]:
-    """List the Parquet files of a revision by name; empty if the revision does not exist.
+    """Return the Parquet files of a revision by name, or an empty dictionary if the revision does not exist.
 
-    Without a network, list the files in the cache, and also return the cache folder.
+    Without a network, return the files in the cache, together with the cache folder.
     """
     import huggingface_hub
     from huggingface_hub import constants

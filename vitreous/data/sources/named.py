@@ -1,4 +1,4 @@
-"""Built-in data sets: `digits` and `shapes`, which come with the package, and published ones such as CIFAR-10.
+"""Built-in data sets: `digits` and `shapes`, which come with the package, and published data such as CIFAR-10.
 
 Published data sets are downloaded once from their official URLs, verified against the published checksums and unpacked
 into the cache. A local copy can be the official files (packed or unpacked), `NAME.npz` or an image folder. Pickles are
@@ -35,7 +35,7 @@ OPTIONS = {"shapes": ("size", "count", "val")}
 
 
 def open_named(name: str, options: str, root: Path | None, seed: int) -> FoundData:
-    """Open a built-in data set; `options` is the text after the colon."""
+    """Open a built-in data set. `options` is the text after the colon, e.g. `size=96,count=4000`."""
     chosen = parse_options(name, options)
     if name == "digits":  # 1,797 handwritten digits, 8 x 8 grey; see files/digits.txt for source and licence
         arrays = read_npz(FILES / "digits.npz")
@@ -74,7 +74,7 @@ class Published:
 
     files: tuple[tuple[str, str], ...]  # (URL, checksum) pairs
     landmark: str  # path pattern that identifies the unpacked files
-    folders: tuple[str, ...]  # folders that may contain them; the first is the one in the archive
+    folders: tuple[str, ...]  # folders that may contain the unpacked files; the first is the folder in the archive
     read: Callable[[Path], FoundData]
 
 
@@ -97,7 +97,10 @@ def open_published(name: str, root: Path | None) -> FoundData:
 
 
 def unpack(files: Sequence[Path], target: Path) -> Path:
-    """Unpack archives and copy other files into `target`. If `target` exists, it is complete."""
+    """Unpack archives and copy other files into `target`.
+
+    Do nothing if `target` exists, because it is created only when complete.
+    """
     with file_lock(target):
         if target.exists():
             return target
@@ -192,7 +195,7 @@ def _pets(folder: Path) -> FoundData:
 
 
 def _flowers(folder: Path) -> FoundData:
-    """Read Flowers-102 from the image numbers of each split and the class number of each image; both start at 1."""
+    """Read Flowers-102 from the image numbers of each split and the class number of each image. Numbers start at 1."""
     labels, ids = read_mat(folder / "imagelabels.mat")["labels"], read_mat(folder / "setid.mat")
     keys = {"train": "trnid", "val": "valid", "test": "tstid"}
     rows = [
@@ -283,7 +286,7 @@ NAMES = ("digits", "shapes", *PUBLISHED)
 
 
 def read_cifar(files: Sequence[Path], label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read CIFAR's binary version; a record is one or two label bytes (the fine label last) and a 3 x 32 x 32 image."""
+    """Read CIFAR's binary version. A record is one or two label bytes (the fine label last) and a 3 x 32 x 32 image."""
     record = label_bytes + 3 * 32 * 32
     for file in files:
         if file.stat().st_size == 0 or file.stat().st_size % record:
@@ -316,7 +319,7 @@ _MATRIX, _COMPRESSED = 14, 15
 
 
 def read_mat(path: Path) -> dict[str, np.ndarray]:
-    """Read the numeric arrays of a MATLAB 5 file. Returns them flattened, by name."""
+    """Read the numeric arrays of a MATLAB 5 file. Return the flattened arrays by name."""
     data = path.read_bytes()
     if not data.startswith(b"MATLAB 5.0") or data[126:128] != b"IM":
         raise ValueError(f"{path} is not a little-endian MATLAB 5 file")
@@ -333,7 +336,10 @@ def read_mat(path: Path) -> dict[str, np.ndarray]:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (type, data) of each element. Up to 4 bytes are in the header; longer data is padded to a multiple of 8."""
+    """Yield (type, data) of each MATLAB element.
+
+    Data of up to 4 bytes is in the element's header. Longer data is padded to a multiple of 8 bytes.
+    """
     at = 0
     while at < len(data):
         kind, size = struct.unpack_from("<II", data, at)

@@ -39,7 +39,10 @@ def open_shapes(options: dict[str, int], seed: int = 0, ignore: Sequence[str] = 
         "train": ShapesSource(count, size, seed, "train", ignore),
         "val": ShapesSource(val, size, seed, "val", ignore),
     }
-    notes = [f"{size} x {size} pixels, generated with seed {seed}", *([f"{listed(ignore)} ignored"] if ignore else [])]
+    notes = [
+        f"{size} x {size} pixels, generated with seed {seed}",
+        *([f"ignored classes: {listed(ignore)}"] if ignore else []),
+    ]
     return FoundData("shapes", splits, notes)
 
 
@@ -74,11 +77,11 @@ class ShapesSource(Source):
         return f"shapes/{self.split}[{index}]"
 
     def _rng(self, index: int) -> SampleRng:
-        # The split replaces the epoch, so an image does not depend on the size of its split.
+        # The split is used as the epoch, so an image does not depend on the size of its split.
         return SampleRng(self.seed, {"train": 0, "val": 1}[self.split], torch.tensor([index]))
 
     def _distance(self, index: int, place: Float[Tensor, "4"]) -> Float[Tensor, "h w"]:
-        """Signed distance of each pixel centre from the shape, in pixels."""
+        """Return the signed distance of each pixel centre from the shape, in pixels."""
         h, w = self.size
         scale, up, along, turn = place.tolist()
         radius = (0.2 + 0.2 * scale) * min(h, w)
@@ -90,7 +93,7 @@ class ShapesSource(Source):
 
 
 def _signed_distance(shape: str, x: Float[Tensor, "h w"], y: Float[Tensor, "h w"]) -> Float[Tensor, "h w"]:
-    """Signed distance from a shape inscribed in the unit circle; exact near edges, a bound elsewhere."""
+    """Return the signed distance from a shape inscribed in the unit circle, exact near edges and a bound elsewhere."""
     r = torch.hypot(x, y)
     match shape:
         case "circle":
@@ -115,7 +118,7 @@ def _signed_distance(shape: str, x: Float[Tensor, "h w"], y: Float[Tensor, "h w"
 
 
 def _colours(numbers: Float[Tensor, "18"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return two similar background colours, and the one of four random colours farthest from both."""
+    """Return two similar background colours, and a distinct shape colour, chosen from four random colours."""
     paper, other, *inks = (255 * numbers).view(6, 3)
     shade = (paper + (other - 127.5) / 2).clamp(0, 255)
     apart = [min(float((ink - paper).norm()), float((ink - shade).norm())) for ink in inks]
@@ -124,7 +127,7 @@ def _colours(numbers: Float[Tensor, "18"]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _texture(size: Size, numbers: Float[Tensor, "36"]) -> Float[Tensor, "h w"]:
-    """Return clouds or stripes: the fraction of the second background colour at each pixel."""
+    """Return a texture of clouds or stripes: the fraction of the second background colour at each pixel."""
     if numbers[0] < 0.5:
         return F.interpolate(numbers.view(1, 1, 6, 6), size, mode="bicubic", align_corners=True)[0, 0].clamp(0, 1)
     _, turn, waves, phase = numbers[:4].tolist()

@@ -45,7 +45,7 @@ class Member(NamedTuple):
 
 
 def open_shards(spec: str, root: Path | None = None) -> FoundData:
-    """Open shards given as `x-{000..009}.tar`, `{train,val}.tar`, `*.tar`, a folder, or several joined by `::`."""
+    """Open shards. `spec` is `x-{000..009}.tar`, `{train,val}.tar`, `*.tar`, a folder, or these joined by `::`."""
     patterns = [expanded for pattern in spec.split("::") for expanded in expand(pattern)]
     addresses = [address for pattern in patterns for address in _matches(pattern, root or Path())]
     shards = [_local(address) for address in addresses]
@@ -73,7 +73,7 @@ def open_shards(spec: str, root: Path | None = None) -> FoundData:
 
 
 def expand(pattern: str) -> list[str]:
-    """Expand braces like a shell."""
+    """Expand braces such as `{000..009}` or `{train,val}` like a shell."""
     choices = []
     for place, piece in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
         if place % 2 == 0:
@@ -106,7 +106,7 @@ def _local(address: str) -> Path:
 
 
 def _splits(addresses: list[str]) -> list[str]:
-    """Infer the split of each shard from its name or folder; if only some shards have one, the others are train."""
+    """Infer the split of each shard from its name or folder. If only some shards name a split, the others are train."""
     found = []
     for address in addresses:
         folder, name = Path(address).parent.name, Path(address).name
@@ -169,7 +169,8 @@ def _label(where: str, extension: str, data: bytes) -> object:
 # ---- Tar headers, parsed several times faster than by tarfile --------------------------------------------------------
 #
 # A tar is a sequence of 512-byte headers, each followed by the content of its file. Three header types only contain
-# metadata: a long name of the next file ("L", GNU), or `length key=value` records for the next file ("x") or all ("g").
+# metadata: the long name of the next file ("L", GNU), and `length key=value` records for the next file ("x") or all
+# files ("g").
 
 
 def list_members(tar: Path) -> tuple[list[Member], str | None]:

@@ -3,9 +3,9 @@
 Columns are found by their common names, ignoring case; an optional `split` column gives the split of each row. Paths
 are relative to the table, or to `root`.
 
-Parquet tables may also contain the images, as on the Hugging Face Hub. They are unpacked once into a single file in the
-cache, so that reading an image takes one short read instead of decompressing a whole row group. Labels are checked
-before that.
+Parquet tables may also contain the images, as on the Hugging Face Hub. The images are unpacked once into a single file
+in the cache, so that reading an image takes one short read instead of decompressing a whole row group. Labels are
+checked before unpacking.
 """
 
 import csv
@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from vitreous.data.sources.base import (
     Rows,
     Source,
     SpanSource,
+    TargetRows,
     cell_text,
     class_labels,
     from_rows,
@@ -39,6 +40,7 @@ from vitreous.data.sources.base import (
     split_name,
 )
 from vitreous.data.sources.download import cache_folder, file_lock, progress
+from vitreous.data.sources.targets import TargetKind
 
 IMAGE = ("path", "file", "image", "filename", "file_name", "filepath", "file_path", "image_path", "img", "picture")
 LABEL = ("label", "class", "target", "labels", "class_name", "category", "fine_label")
@@ -48,17 +50,24 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 Columns = Mapping[str, Sequence[object]]
 
 
-def open_table(path: Path, root: Path | None = None) -> FoundData:
-    """Open a table, checking that the listed files exist without opening them."""
+def open_table(path: Path, root: Path | None = None, targets: TargetKind | None = None) -> FoundData:
+    """Open a table. Missing image files are reported as a problem; existing files are not opened.
+
+    `targets` are read instead of one label per image.
+    """
     if path.suffix.lower() == ".parquet":
-        return open_parquet(path.name, {UNSPLIT: [path]}, root)
+        return open_parquet(path.name, {UNSPLIT: [path]}, root, targets)
     columns = _read_csv(path) if path.suffix.lower() in (".csv", ".tsv") else _read_jsonl(path)
+    splits = _row_splits(path, columns)
+    if targets is not None:
+        image = _find_image(path, columns, [])
+        rows = targets.read(path, _without(columns, [image]), splits, {})
+        return _from_paths(path, columns[image], rows, root)
     image, label = _find_columns(path, columns, [], [])
-    labels = [cell_text(value) for value in columns[label]]
-    return _from_paths(path, columns[image], Rows(labels, _row_splits(path, columns)), root)
+    return _from_paths(path, columns[image], Rows([cell_text(value) for value in columns[label]], splits), root)
 
 
-def _from_paths(table: Path, cells: Sequence[object], rows: Rows, root: Path | None) -> FoundData:
+def _from_paths(table: Path, cells: Sequence[object], rows: Rows | TargetRows, root: Path | None) -> FoundData:
     paths = [cell_text(value) for value in cells]
     folder = root if root is not None else table.parent
     missing = missing_files(folder, paths)
@@ -79,20 +88,29 @@ def _from_paths(table: Path, cells: Sequence[object], rows: Rows, root: Path | N
 def _find_columns(
     table: Path, columns: Collection[str], image_columns: Sequence[str], label_columns: Sequence[str]
 ) -> tuple[str, str]:
-    """Find the image and label columns by common names, or as the only candidate of a suitable type."""
-    image = _named(image_columns, IMAGE) or _named(columns, IMAGE)
-    label = _named(columns, LABEL)
-    if len(image_columns) == 1:
-        image = image_columns[0]
+    """Return the names of the image and label columns: common names, or the only column of a suitable type."""
+    image, label = _find_image(table, columns, image_columns), _named(columns, LABEL)
     if label is None and len(label_columns) == 1:
         label = label_columns[0]
-    for column, kind, names in ((image, "image", IMAGE), (label, "label", LABEL)):
-        if column is None:
-            usual = ", ".join(names[:4])
-            raise ValueError(f"{table} has no {kind} column; expected one of {usual}, got {listed(columns, 20)}")
-    assert image is not None
-    assert label is not None
-    return image, label
+    return image, label or _missing(table, "label", LABEL, columns)
+
+
+def _find_image(table: Path, columns: Collection[str], image_columns: Sequence[str]) -> str:
+    image = _named(image_columns, IMAGE) or _named(columns, IMAGE)
+    if len(image_columns) == 1:
+        image = image_columns[0]
+    return image or _missing(table, "image", IMAGE, columns)
+
+
+def _missing(table: Path, kind: str, names: Sequence[str], columns: Collection[str]) -> NoReturn:
+    usual = ", ".join(names[:4])
+    raise ValueError(f"{table} has no {kind} column; expected one of {usual}, got {listed(columns, 20)}")
+
+
+def _without(columns: Columns, images: Collection[str]) -> Columns:
+    """Return the columns that can contain targets: all except the images and the split."""
+    split = _named(columns, SPLIT)
+    return {name: cells for name, cells in columns.items() if name not in images and name != split}
 
 
 def _named(columns: Collection[str], names: Sequence[str]) -> str | None:
@@ -101,7 +119,7 @@ def _named(columns: Collection[str], names: Sequence[str]) -> str | None:
 
 
 def _row_splits(table: Path, columns: Columns) -> list[str]:
-    """Split of each row from the split column, or UNSPLIT if there is no such column."""
+    """Return the split of each row from the split column, or UNSPLIT if there is no such column."""
     column = _named(columns, SPLIT)
     if column is None:
         return [UNSPLIT] * len(next(iter(columns.values()), ()))
@@ -153,23 +171,36 @@ def _read_jsonl(path: Path) -> Columns:
 # ---- Parquet ---------------------------------------------------------------------------------------------------------
 
 
-def open_parquet(name: str, files: Mapping[str, Sequence[Path]], root: Path | None = None) -> FoundData:
-    """Open the Parquet files of each split; files in split "all" may have a split column."""
+def open_parquet(
+    name: str, files: Mapping[str, Sequence[Path]], root: Path | None = None, targets: TargetKind | None = None
+) -> FoundData:
+    """Open the Parquet files of each split. Files in the split "all" may have a split column."""
     paths = [path for inside in files.values() for path in inside]
     schema = _parquet(paths[0]).schema_arrow
     names = _class_names(schema)
     images = [field.name for field in schema if _has_images(field.type)]
-    image, label = _find_columns(paths[0], schema.names, images, list(names))
     split = _named(schema.names, SPLIT) if UNSPLIT in files else None
-    columns = _read_columns(paths, [label] + ([split] if split else []))
+    if targets is None:
+        image, label = _find_columns(paths[0], schema.names, images, list(names))
+        columns = _read_columns(paths, [label] + ([split] if split else []))
+    else:
+        image = _find_image(paths[0], schema.names, images)
+        columns = _read_columns(paths, [name for name in schema.names if name not in (image, *images)])
     counts = [_parquet(path).metadata.num_rows for path in paths]
     by_file = [word for word, inside in files.items() for _ in inside]
     splits = [word for word, count in zip(by_file, counts, strict=True) for _ in range(count)]
-    labels = class_labels(columns[label], names.get(label))
-    rows = Rows(labels, _row_splits(paths[0], columns) if split else splits, names.get(label))
+    splits = _row_splits(paths[0], columns) if split else splits
+    rows: Rows | TargetRows
+    if targets is None:
+        rows = Rows(class_labels(columns[label], names.get(label)), splits, names.get(label))
+    else:
+        rows = targets.read(paths[0], _without(columns, images), splits, names)
     if image not in images:
         if len(paths) > 1:
-            raise ValueError(f"{name}: column {image!r} must contain images, not paths, if there are several files")
+            raise ValueError(
+                f"{name}: column {image!r} contains paths, but must contain images; "
+                "paths are supported only if the data set is a single file"
+            )
         return _from_paths(paths[0], _read_columns(paths, [image])[image], rows, root)
 
     bare = from_rows(name, rows, lambda _, numbers, classes: ArraySource(np.empty(0), numbers, classes, name), [])
@@ -225,7 +256,7 @@ def _read_columns(paths: Sequence[Path], columns: list[str]) -> dict[str, list[o
 
 
 def _has_images(kind: Any) -> bool:
-    """True if a column of this type can contain images: {bytes, path} structs or plain bytes."""
+    """Return True if a column of this type can contain images: {bytes, path} structs or plain bytes."""
     types = importlib.import_module("pyarrow.types")
     if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0
@@ -233,13 +264,21 @@ def _has_images(kind: Any) -> bool:
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
-    """Class names by column, from the metadata written by Hugging Face's datasets library."""
+    """Return the class names by column, from the metadata written by Hugging Face's datasets library."""
     text = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
         features = json.loads(text).get("info", {}).get("features", {})
     except (ValueError, AttributeError):
         return {}
-    labels = {column: feature for column, feature in features.items() if isinstance(feature, dict)}
+    # The class names of a list column are in its element.
+    parts = {
+        column: feature[0] if isinstance(feature, list) and feature else feature for column, feature in features.items()
+    }
+    labels = {
+        column: part["feature"] if isinstance(part.get("feature"), dict) else part
+        for column, part in parts.items()
+        if isinstance(part, dict)
+    }
     return {
         column: tuple(map(str, feature["names"]))
         for column, feature in labels.items()
@@ -248,7 +287,7 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _unpack(name: str, paths: Sequence[Path], column: str) -> tuple[Path, np.ndarray]:
-    """Write all images to one file in the cache; return its path and the spans [n, 3] for a SpanSource."""
+    """Write all images to one file in the cache. Return its path and the spans [n, 3] for a SpanSource."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = hashlib.sha256(repr((stats, column)).encode()).hexdigest()[:24]
     packed = cache_folder("tables") / f"{key}.bin"

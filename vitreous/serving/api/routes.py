@@ -1,11 +1,11 @@
-"""API endpoints: classify, embed, segment and explain an image, and describe the served models."""
+"""API endpoints: predictions, features and explanations of an image, and descriptions of the served models."""
 
 import base64
 import io
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -14,9 +14,22 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.inference.engine import Embedding, Images, Prediction, label_records
+from vitreous.inference.engine import (
+    Embedding,
+    Images,
+    MultiLabelPrediction,
+    NumberPrediction,
+    Prediction,
+    label_records,
+)
 from vitreous.inference.mask_images import background_of, hex_colours, palette
-from vitreous.inference.predictor import NOT_CALIBRATED, Segmentation, interpret
+from vitreous.inference.predictor import (
+    NOT_CALIBRATED,
+    MultiLabelPredictor,
+    RegressPredictor,
+    Segmentation,
+    interpret,
+)
 from vitreous.model.base_config import Task
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, json_response
@@ -34,10 +47,10 @@ PRIORITIES = {
     "relevance": Priority.MEDIUM,
     "occlusion": Priority.LONG,
 }
-MAX_TOP = 1000  # classes per response
+MAX_TOP = 1000  # maximum number of classes per response
 Coverage = Annotated[
     float | None,
-    Query(ge=0.01, le=0.999, description="Also return classes that include the true class with this probability."),
+    Query(ge=0.01, le=0.999, description="Also return a label set that contains the true class with this probability."),
 ]
 Top = Annotated[int, Query(ge=1, le=MAX_TOP, description="Number of classes to return, most probable first.")]
 
@@ -60,9 +73,9 @@ def router(
     async def classify(request: Request, top: Top = 5, coverage: Coverage = None, model: Model = None) -> JSONResponse:
         """Return the most probable classes of an image.
 
-        If the model is calibrated, `familiarity` is the fraction of its validation images that are at most as familiar
-        as this image, and `unknown` is true below 0.05. With `coverage`, `label_set` contains the true class with that
-        probability; it is empty if no class is probable enough.
+        If the model is calibrated, `familiarity` is the fraction of validation images that are at most as familiar as
+        this image, and `unknown` is true if it is below 0.05. With `coverage`, `label_set` contains the true class with
+        that probability. The set is empty if no class is probable enough.
         """
         chosen = find_model(served, model)
         if coverage is not None and chosen.model.config.calibration is None:
@@ -77,16 +90,35 @@ def router(
             "model": chosen.id,
         })  # fmt: skip
 
+    @routes.post("/multilabel", responses=json_response(schemas.Labelled, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    async def multilabel(request: Request, top: Top = 5, model: Model = None) -> JSONResponse:
+        """Return all classes of an image whose probability reaches their threshold, and the most probable classes.
+
+        An image can have any number of classes, or none. The thresholds are part of the model.
+        """
+        chosen = find_model(served, model)
+        scores = await compute(request, chosen, "multilabel")
+        answer = MultiLabelPrediction("", *cast(MultiLabelPredictor, chosen.predictor).interpret(scores, top))
+        return JSONResponse({**answer.record(), "model": chosen.id})
+
+    @routes.post("/regress", responses=json_response(schemas.Regressed, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    async def regress(request: Request, model: Model = None) -> JSONResponse:
+        """Return the predicted number of each target, in the units of the training data."""
+        chosen = find_model(served, model)
+        scores = await compute(request, chosen, "regress")
+        answer = NumberPrediction("", cast(RegressPredictor, chosen.predictor).interpret(scores))
+        return JSONResponse({**answer.record(), "model": chosen.id})
+
     @routes.post("/embed", responses=json_response(schemas.Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def embed(request: Request, model: Model = None) -> JSONResponse:
-        """Return the pooled features of an image before the head, for search, clustering or training."""
+        """Return the pooled features of an image (the input of the head), for search, clustering or training."""
         chosen = find_model(served, model)
         vector = await compute(request, chosen, "embed")
         return JSONResponse({"embedding": vector.tolist(), "width": len(vector), "model": chosen.id})
 
     @routes.post("/segment", responses=json_response(schemas.Segmented, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
     async def segment(request: Request, model: Model = None) -> JSONResponse:
-        """Return the class of every pixel, as a PNG whose palette indices are the classes."""
+        """Return the class of every pixel as a PNG. The palette indices are the class indices."""
         chosen = find_model(served, model)
         return JSONResponse({**await compute(request, chosen, "segment"), "model": chosen.id})
 
@@ -94,9 +126,10 @@ def router(
     async def explain(
         request: Request, method: MapName = "relevance", target: Target = None, model: Model = None
     ) -> Response:
-        """Return the importance of each patch for one class (relevance, occlusion) or all outputs (rollout, attention).
+        """Return the importance of each patch.
 
-        Attention and rollout do not show why a class is predicted. Occlusion measures the effect of hiding patches.
+        Relevance and occlusion explain one class. Attention and rollout are the same for all classes, and do not show
+        why a class is predicted. Occlusion measures the effect of masking patches.
         """
         chosen = service.model(model)
         _ = chosen.vit  # reject models without attention before reading the image
@@ -132,7 +165,7 @@ def computations(served: ServedModel) -> dict[Task, Compute]:
 def _explanation(
     model: str, method: MapName, index: int | None, session: Session, id: str, size: Size
 ) -> dict[str, Any]:
-    """Compute an importance map for one class, by default the most probable one, or for all outputs."""
+    """Compute an importance map. Methods that explain one class default to the most probable class."""
     summary = numbers.image_summary(session, id, size)
     top = summary["predictions"][0]["index"] if method in CLASS_MAPS and index is None else index
     importance = numbers.importance(session, method, top)
@@ -149,7 +182,7 @@ def _vector(served: ServedModel, result: Embedding) -> Tensor | None:
 
 
 def _mask(served: ServedModel, result: Segmentation) -> dict[str, Any]:
-    """Encode a mask as a PNG whose palette indices are the classes, and list its classes, largest first."""
+    """Encode a mask as a PNG with class indices as palette indices, and list the classes, largest first."""
     assert result.mask is not None
     image, file, colours = Image.fromarray(result.mask), io.BytesIO(), hex_colours(result.labels)
     image.putpalette(palette(background_of(result.labels)).tobytes())
@@ -163,7 +196,7 @@ def _mask(served: ServedModel, result: Segmentation) -> dict[str, Any]:
 
 
 class Endpoint(NamedTuple):
-    """Error code if a model does not support a task, and the conversion of a result in the worker thread."""
+    """Error code for models that do not support a task, and the function that converts a result in a worker thread."""
 
     missing: str
     convert: Callable[[ServedModel, Any], Any]
@@ -171,6 +204,8 @@ class Endpoint(NamedTuple):
 
 ENDPOINTS: dict[Task, Endpoint] = {
     "classify": Endpoint("no_head", _vector),
+    "multilabel": Endpoint("no_multilabel", _vector),
+    "regress": Endpoint("no_numbers", _vector),
     "embed": Endpoint("no_embedding", _vector),
     "segment": Endpoint("no_masks", _mask),
 }

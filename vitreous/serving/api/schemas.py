@@ -18,7 +18,7 @@ Target = Annotated[
 
 
 class Erased(BaseModel):
-    """Patches to fill with the image's mean colour, and classes whose probabilities are returned."""
+    """Patches to fill with the mean colour of the image, and the classes whose probabilities are returned."""
 
     patches: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=2**16, examples=[[0, 1, 14]])
     classes: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=1000, examples=[[0]])
@@ -49,6 +49,8 @@ Classified = shape(
     "Classified", predictions=many(Class), unknown=bool | None, familiarity=float | None,
     label_set=many(Class) | None, model=str,
 )  # fmt: skip
+Labelled = shape("Labelled", labels=many(Class), predictions=many(Class), model=str)
+Regressed = shape("Regressed", values=dict[str, float], model=str)
 Embedded = shape("Embedded", embedding=list[float], width=int, model=str)
 Segmented = shape("Segmented", classes=many(Segment), width=int, height=int, mask=str, model=str)
 Explained = shape(
@@ -99,6 +101,8 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
         "predictions": PREDICTIONS, "unknown": False, "familiarity": 0.62, "label_set": PREDICTIONS[:1],
         "model": "vit-b16",
     },
+    Labelled: {"labels": PREDICTIONS[:1], "predictions": PREDICTIONS, "model": "tags"},
+    Regressed: {"values": {"price": 249.0}, "model": "prices"},
     Embedded: {"embedding": [0.12, -0.53, 1.08], "width": 3, "model": "vit-b16"},
     Segmented: {"classes": [PET], **PICTURE, "mask": "iVBORw0KGgo...", "model": "pets"},
     Explained: {
@@ -150,7 +154,7 @@ IMAGE_BODY = {
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe error responses, with an example of each."""
+    """Return the OpenAPI descriptions of error responses, with examples."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         code, message = REASONS[status]
@@ -161,7 +165,7 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def json_response(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe a JSON response and the possible errors, with an example of each."""
+    """Describe a JSON response and the possible errors, each with an example."""
     success: dict[str, Any] = {"model": shape}
     if shape in EXAMPLES:
         success["content"] = {"application/json": {"example": EXAMPLES[shape]}}
@@ -169,6 +173,6 @@ def json_response(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]
 
 
 def binary_response(description: str) -> dict[int | str, dict[str, Any]]:
-    """Describe a binary response and the possible errors of a request about a model."""
+    """Return the OpenAPI responses of a model endpoint that returns binary data, including its errors."""
     content, headers = {"application/octet-stream": BINARY}, {"X-Shape": SHAPE_HEADER}
     return {200: {"description": description, "content": content, "headers": headers}, **error_responses(*MODEL_ERRORS)}

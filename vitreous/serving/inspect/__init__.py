@@ -1,7 +1,7 @@
-"""HTTP endpoints for the page, which shows how a model processes an uploaded image.
+"""HTTP endpoints for the web page that shows how a model processes an uploaded image.
 
-service.py: uploaded images, their captured forward passes and an LRU cache of responses. numbers.py: the values of each
-view. routes.py: the endpoints.
+service.py keeps uploaded images, their captured forward passes and an LRU cache of responses. numbers.py computes the
+values that the page shows. routes.py defines the endpoints.
 """
 
 from vitreous.serving.inspect.routes import router

@@ -1,7 +1,7 @@
-"""Results that the page shows for an image: predictions, importance maps and their tests, distances, masks, the tour.
+"""Results that the page shows for an image: predictions, importance maps and their tests, distances, masks, a tour.
 
 Numbers in JSON are finite and have six significant digits. Attention and similarity are sent for all tokens at once,
-with 8 bits per value, so the page needs no request when the mouse moves.
+with 8 bits per value, so that the page sends no requests while the mouse moves.
 
 n: patches; p: prefix tokens; t = p + n: all tokens; d: width.
 """
@@ -18,7 +18,8 @@ from torch import Tensor
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
 from vitreous.explanation.attention_and_logit_lens import CHUNK, CapturedForward, attention_distance, distances
-from vitreous.explanation.importance_maps import (
+from vitreous.explanation.pca_and_similarity import cosines, pca_colours
+from vitreous.explanation.rollout_relevance_occlusion import (
     Fusion,
     as_pixels,
     faithfulness,
@@ -27,10 +28,8 @@ from vitreous.explanation.importance_maps import (
     random_faithfulness,
     rollout_map,
 )
-from vitreous.explanation.pca_and_similarity import cosines, pca_colours
-from vitreous.inference.calibration import familiarity_ranks
 from vitreous.inference.mask_images import hex_colours
-from vitreous.inference.predictor import LONGEST
+from vitreous.inference.predictor import LONGEST, familiarity_ranks
 from vitreous.model.block import Block
 from vitreous.model.calibration import UNKNOWN
 from vitreous.model.patch import cut
@@ -47,7 +46,7 @@ SAMPLE = 6  # sample values per tensor in the tour
 
 
 def rounded(values: Float[Tensor, "*shape"]) -> Any:
-    """Convert to nested lists of numbers with six significant digits, which keeps responses small."""
+    """Convert a tensor to nested lists of numbers with six significant digits, which keeps responses small."""
     if not values.isfinite().all():
         raise ApiError(422, "not_a_number", NOT_A_NUMBER)
 
@@ -62,7 +61,7 @@ def class_entry(labels: Sequence[str], index: int) -> dict[str, Any]:
 
 
 def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], count: int) -> list[dict[str, Any]]:
-    """Return the most probable classes."""
+    """Return the `count` most probable classes, with their labels and probabilities."""
     [best] = top_labels(probabilities[None], labels, count)
     values = rounded(torch.tensor([label.probability for label in best]))
     return [{**class_entry(labels, top.index), "probability": value} for top, value in zip(best, values, strict=True)]
@@ -73,9 +72,9 @@ def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], 
 
 @torch.no_grad()
 def predictions(session: Session) -> dict[str, Any]:
-    """Return the top classes, None if the model is not a classifier, and `unknown`, None if it is not calibrated."""
+    """Return the top classes (None unless the model is a classifier) and `unknown` (None unless it is calibrated)."""
     model = session.inspected.model
-    if not model.config.backbone.num_classes:
+    if not model.config.backbone.output_kind.classes:
         return {"predictions": None, "unknown": None}
     if model.config.has_attention:
         scores, pooled = session.captured.logits(), session.captured.model.pool(session.captured.features())
@@ -89,7 +88,7 @@ def predictions(session: Session) -> dict[str, Any]:
 
 
 def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
-    """Return the response to an upload."""
+    """Return the response to the upload of an image: its id, size, patch grid, predictions and segments."""
     box = covered_box(session.inspected, image)
     return {
         "id": id,
@@ -107,7 +106,7 @@ def top_class(session: Session) -> int:
 
 
 def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> dict[str, Any]:
-    """Return predictions with some patches filled with the image's mean colour, as in occlusion."""
+    """Return the predictions after filling some patches with the mean colour of the image, as in occlusion."""
     captured = session.classifier_pass
     mask = torch.zeros(1, *captured.layout.grid, dtype=torch.bool)
     mask.view(-1)[list(patches)] = True
@@ -122,7 +121,7 @@ def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> 
 
 
 def lens(session: Session) -> dict[str, Any]:
-    """Return the top classes after each layer."""
+    """Return the top classes that the head predicts from the tokens after each layer."""
     captured = session.classifier_pass
     probabilities = class_probabilities(captured.lens()[:, 0], captured.model.config)
     rows = [top_classes(session.inspected.labels, row, TOP_OF_A_LAYER) for row in probabilities]
@@ -133,9 +132,9 @@ def lens(session: Session) -> dict[str, Any]:
 
 
 def cached_map(session: Session, method: MapName, target: int | None) -> Float[Tensor, "gh gw"]:
-    """Return the importance of every patch. It is cached, because a map is shown first and tested later.
+    """Return the importance of every patch. The map is cached, because its test may be requested later.
 
-    If a forward pass is slow, occlusion windows do not overlap, which reduces the number of passes to a quarter.
+    If a forward pass is slow, occlusion windows do not overlap. This divides the number of passes by four.
     """
     about = target if method in CLASS_MAPS else None
     captured = session.captured if about is None else session.classifier_pass
@@ -176,7 +175,7 @@ def components(session: Session, layer: int) -> dict[str, Any]:
 
 
 def distance(session: Session) -> dict[str, Any]:
-    """Return attention distances in input pixels; `largest` is the distance between opposite corners."""
+    """Return attention distances in input pixels. `largest` is the distance between patches in opposite corners."""
     config = session.captured.model.config
     corner = distances(config.grid, config.patch_stride, slice(0, 1))[0, -1]
     pixels = attention_distance(session.captured, between=session.step)
@@ -184,7 +183,7 @@ def distance(session: Session) -> dict[str, Any]:
 
 
 def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
-    """Return deletion and insertion for a map and for random orders (three, or one if a forward pass is slow)."""
+    """Return the deletion and insertion results of a map, and of three random orders (one if the model is slow)."""
     captured, size = session.classifier_pass, session.batch_size
     draws = 1 if session.slow else 3
     values = cached_map(session, method, target)
@@ -208,11 +207,11 @@ def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
 
 
 def attention_bytes(captured: CapturedForward, layer: int) -> Payload:
-    """Encode attention as float32 [heads, t, 2], the largest weight of each row for prefix tokens and for patches, and
-    uint8 [heads, t, t], each weight divided by that largest weight.
+    """Encode attention as two arrays: float32 [heads, t, 2] and uint8 [heads, t, t].
 
-    Prefix tokens and patches have separate scales, because a class token or register can receive nearly all attention,
-    and the rest would vanish in 8 bits.
+    The first array contains the largest weight of each row for prefix tokens and for patches. The second array contains
+    each weight divided by the largest weight. Prefix tokens and patches have separate scales, because a class token or
+    register can receive nearly all attention, and the other weights would then vanish in 8 bits.
     """
     heads, t = captured.model.config.num_heads, captured.states[0].shape[1]
     prefix = captured.layout.num_prefix_tokens
@@ -243,7 +242,7 @@ def similarity_bytes(features: Features) -> Payload:
 
 
 def signed_bytes(values: Float[Tensor, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
-    """Encode numbers from -1 to 1 as bytes; decode with byte / 127.5 - 1.
+    """Encode numbers from -1 to 1 as bytes. To decode, compute byte / 127.5 - 1.
 
     >>> signed_bytes(torch.tensor([-1.0, 0.0, 1.0])).tolist()
     [0, 128, 255]
@@ -256,14 +255,14 @@ def signed_bytes(values: Float[Tensor, "*shape"]) -> UInt8[np.ndarray, "*shape"]
 
 @torch.no_grad()
 def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
-    """Return the class of every pixel of the whole image, at the size to which it is resized for the model."""
+    """Return the class of every pixel of the whole image, after resizing the image to cover the model input."""
     inspected = session.inspected
 
     def make() -> np.ndarray:
         if not inspected.model.config.output_kind.per_pixel:
             raise ApiError(409, "no_masks", f"{inspected.id} is not a segmentation model")
         if session.whole is None:
-            raise ApiError(422, "unreadable_image", f"the aspect ratio of the image exceeds {LONGEST}")
+            raise ApiError(422, "unreadable_image", f"the aspect ratio of the image exceeds the maximum of {LONGEST}")
         scores = slide(cast(Segmenter, inspected.model), session.whole)
         return scores[0].argmax(dim=0).to(torch.uint8).cpu().numpy()
 
@@ -271,7 +270,7 @@ def mask(session: Session) -> UInt8[np.ndarray, "h w"]:
 
 
 def segments(session: Session) -> list[dict[str, Any]] | None:
-    """Return the classes in the mask, largest first; None if the model is not a segmenter."""
+    """Return the classes in the mask, largest first, or None if the model is not a segmenter."""
     if not session.inspected.model.config.output_kind.per_pixel:
         return None
     ids, labels = mask(session), session.inspected.labels
@@ -289,7 +288,10 @@ def segments(session: Session) -> list[dict[str, Any]] | None:
 
 @torch.no_grad()
 def tour(captured: CapturedForward) -> dict[str, Any]:
-    """Return the steps of the tour. Shapes omit the batch; `sample` is the start of the first row of the first head."""
+    """Return the tensors of a forward pass, step by step, for the tour on the page.
+
+    Shapes omit the batch dimension. `sample` contains the first values of a tensor.
+    """
     model, config, image = captured.model, captured.model.config, captured.images
     pixels = patch_pixels(captured)
     projected, _ = model.patches(model.stem(image))
@@ -304,7 +306,7 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
     answer = _step(4, "answer", "y", pooled[0], pooled=type(config.pool).__name__)
     if config.num_classes:
         answer |= {"scores": _facts(captured.logits()[0]), "classes": config.num_classes}
-    t, first_rows = tokens.shape[1], next(captured.chunks(0))[1][0]  # all rows if there are few
+    t, first_rows = tokens.shape[1], next(captured.chunks(0))[1][0]  # all rows if there are only a few
     attention = _step(2, "attention", "A", first_rows, layer=0) | {"shape": [config.num_heads, t, t]}
     added = isinstance(model.position, AddedPosition)
     steps = [
@@ -321,7 +323,7 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
 
 
 def patch_pixels(captured: CapturedForward) -> Float[Tensor, "1 n pixels"]:
-    """Return the patches before the projection: pixels, or the stem's feature map in a hybrid."""
+    """Return the patches before the projection: pixels or, in a hybrid model, values of the stem's feature map."""
     whole = captured.model.stem(captured.images)
     (ph, pw), (gh, gw) = captured.model.config.patch_size, captured.layout.grid
     return cut(F.pad(whole, (0, gw * pw - whole.shape[3], 0, gh * ph - whole.shape[2])), (ph, pw))

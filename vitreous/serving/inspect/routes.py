@@ -1,7 +1,7 @@
-"""Endpoints for the page, which uploads an image once and then inspects it.
+"""Endpoints for the web page, which uploads an image once and then requests results about it.
 
-Attention and similarity are sent as bytes (see numbers.py), everything else as JSON. Layers are numbered from 0 and
-patches row by row.
+Attention and similarity are sent as bytes (see numbers.py), and everything else as JSON. Layers are numbered from 0.
+Patches are numbered row by row.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from vitreous.explanation import MapName
-from vitreous.explanation.importance_maps import Fusion
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
+from vitreous.explanation.rollout_relevance_occlusion import Fusion
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import MODEL_ERRORS, Id, Layer, Model, Target, binary_response, json_response
 from vitreous.serving.batch_queue import Priority
@@ -29,7 +29,7 @@ ATTENTION = (
 
 
 def router(service: InspectService, settings: Settings) -> APIRouter:
-    """Create all endpoints below /v1/images, and those for a model without an image."""
+    """Create the endpoints below /v1/images, and the endpoints that need no image."""
     api = APIRouter(tags=["page"])
     add_image_routes(api, service, settings)
     add_layer_routes(api, service)
@@ -46,19 +46,19 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
         "/v1/images", responses=json_response(schemas.Shown, *schemas.IMAGE_ERRORS), openapi_extra=schemas.IMAGE_BODY
     )
     async def images(request: Request, model: Model = None) -> Response:
-        """Upload an image. It is cached in memory, and its id is a hash of its bytes."""
+        """Upload an image, which is cached in memory. Its id is a hash of its bytes."""
         inspected, upload = service.model(model), await read_image(request, settings)
         result = await service.respond_to_upload(request, inspected, upload, "picture", numbers.image_summary)
         return as_response(result)
 
     @api.get("/v1/images/{id}/tour", responses=json_response(schemas.Tour, *MODEL_ERRORS))
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
-        """Return the image's path through equations 1 to 4 of the ViT paper, in eight steps."""
+        """Return the tensors of equations 1 to 4 of the ViT paper for the image, in eight steps."""
         return await service.respond(request, model, id, "tour", lambda session: numbers.tour(session.captured))
 
     @api.get("/v1/images/{id}/mask", responses=binary_response("uint8 [h, w]"), response_class=Response)
     async def mask(request: Request, id: Id, model: Model = None) -> Response:
-        """Return uint8 [h, w]: the class of every pixel of the image, resized to cover the input of a segmenter."""
+        """Return uint8 [h, w]: the class of every pixel, after resizing the image to cover the segmenter's input."""
 
         def make(session: Session) -> Payload:
             ids = numbers.mask(session)
@@ -82,7 +82,7 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
 
     @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_response("uint8 [t, t]"), response_class=Response)
     async def similarity(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
-        """Return uint8 [t, t]: the cosine similarity of two tokens after a layer is value / 127.5 - 1."""
+        """Return uint8 [t, t]. The cosine similarity of two tokens after a layer is value / 127.5 - 1."""
         inspected = service.model(model)
         at, tokens = inspected.layer(layer), inspected.vit.config.num_tokens
         check_size(tokens**2, "token similarity", tokens)
@@ -91,7 +91,7 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
 
     @api.get("/v1/images/{id}/lens", responses=json_response(schemas.Lens, *MODEL_ERRORS))
     async def lens(request: Request, id: Id, model: Model = None) -> Response:
-        """Return the head's predictions after each layer."""
+        """Return the predictions of the head after each layer."""
         return await service.respond(request, model, id, "lens", numbers.lens)
 
     @api.get("/v1/images/{id}/distance", responses=json_response(schemas.Reach, *MODEL_ERRORS))
@@ -115,7 +115,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         layer: schemas.AnyLayer = None,
         model: Model = None,
     ) -> Response:
-        """Return a value per patch. `rollout` uses `fusion` and `discard`; `relevance` and `occlusion` use `target`."""
+        """Return one value per patch. `fusion` and `discard` apply to rollout; `target` to relevance and occlusion."""
         inspected = service.model(model)
         if method == "relevance" or method == "occlusion":
             index = inspected.target(target)
@@ -142,7 +142,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
     async def faithfulness(
         request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
     ) -> Response:
-        """Return deletion and insertion curves: the class probability as important patches are masked or revealed."""
+        """Return deletion and insertion curves: the class probability when important patches are masked or revealed."""
         inspected = service.model(model)
         index = inspected.target(target)
         if method == "relevance":
@@ -154,7 +154,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
 
     @api.post("/v1/images/{id}/masked", responses=json_response(schemas.Changed, *schemas.IMAGE_ERRORS))
     async def masked(request: Request, id: Id, body: schemas.Erased, model: Model = None) -> Response:
-        """Return predictions with some patches masked."""
+        """Return the predictions for an image with some patches masked."""
         config = service.model(model).classifier.config
         patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
         limits = (("patches", patches, math.prod(config.grid)), ("classes", classes, config.num_classes))
@@ -176,7 +176,7 @@ def _class_of(session: Session, index: int | None) -> int:
 def add_model_routes(api: APIRouter, service: InspectService) -> None:
     @api.get("/v1/position", responses=binary_response("uint8 [n, n]"), response_class=Response)
     async def position(request: Request, model: Model = None) -> Response:
-        """Return uint8 [n, n]: the similarity of two positions is value / 127.5 - 1. A bias is scaled to [-1, 1]."""
+        """Return uint8 [n, n]. The similarity of two positions is value / 127.5 - 1. Biases are scaled to [-1, 1]."""
         inspected = service.model(model)
         n = math.prod(inspected.vit.config.grid)
         check_size(n**2, "position similarity", n)

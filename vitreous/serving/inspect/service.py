@@ -1,4 +1,4 @@
-"""Cache of uploaded images and results. Missing results are computed on request.
+"""Caches uploaded images and results. Results that are not in the cache are computed.
 
 c: channels; h, w: image height and width.
 """
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[T]):
-    """Cache limited by number of values and bytes; drops the least recently used values."""
+    """Cache with a maximum number of values and bytes. The least recently used values are dropped."""
 
     def __init__(self, count: int, size: int):
         self.count, self.size = count, size
@@ -61,7 +61,7 @@ class LruCache(Generic[T]):
             return self._values[key][0]
 
     def put(self, key: Hashable, value: T, size: int) -> None:
-        """Add a value unless it exceeds the size of the cache."""
+        """Add a value unless it is larger than the whole cache."""
         with self._lock:
             self._remove(key)
             if size > self.size:
@@ -85,7 +85,7 @@ class LruCache(Generic[T]):
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """A served model, always in float32, because importance maps multiply small numbers over many layers."""
+    """A served model in float32, because importance maps multiply small numbers over many layers."""
 
     id: str
     model: Model
@@ -93,7 +93,7 @@ class InspectedModel:
 
     @property
     def vit(self) -> ViT:
-        """The model, or the encoder of a segmenter; raises ApiError if it is not a Vision Transformer."""
+        """The model, or the encoder of a segmenter. Raises ApiError if it is not a Vision Transformer."""
         try:
             return require_vit(self.model, "attention")
         except UnsupportedModel as error:
@@ -101,19 +101,19 @@ class InspectedModel:
 
     @property
     def classifier(self) -> ViT:
-        """The Vision Transformer; raises ApiError if it has no head."""
-        if not self.vit.config.num_classes:
-            raise ApiError(409, "no_head", f"{self.id} has no classification head, so there is no class to explain")
+        """The Vision Transformer. Raises ApiError if it does not predict classes."""
+        if not self.vit.config.output_kind.classes:
+            raise ApiError(409, "no_head", f"{self.id} does not predict classes, so there is no class to explain")
         return self.vit
 
     @property
     def grid(self) -> Size:
-        """Patch grid; (0, 0) for a model without attention."""
+        """Patch grid, or (0, 0) for a model without attention."""
         config = self.model.config.backbone
         return config.grid if config.has_attention else (0, 0)
 
     def layer(self, layer: int | None) -> int:
-        """Check a layer index; None selects the last layer."""
+        """Check a layer index. None selects the last layer."""
         depth = self.vit.config.depth
         if layer is not None and layer >= depth:
             raise ApiError(422, "bad_parameter", f"layer must be an integer from 0 to {depth - 1}, got {layer}")
@@ -135,7 +135,7 @@ class InspectedModel:
 def check_size(size: int, what: str, tokens: int) -> None:
     if size > MAX_RESPONSE_BYTES:
         message = f"{what} takes {size:,} bytes for {tokens:,} tokens; the maximum is {MAX_RESPONSE_BYTES:,}"
-        raise ApiError(413, "too_many_tokens", f"{message}. Serve the model with a smaller --image-size.")
+        raise ApiError(413, "too_many_tokens", f"{message}; serve the model with a smaller --image-size")
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class DecodedImage:
     """Original size of an image, and its pixels resized for each model."""
 
     size: Size
-    pixels: dict[str, UInt8[Tensor, "_ _ _"]]  # by model id
-    whole: dict[str, UInt8[Tensor, "_ _ _"]]  # by the id of each segmenter, without a crop
+    pixels: dict[str, UInt8[Tensor, "_ _ _"]]  # keys: model ids
+    whole: dict[str, UInt8[Tensor, "_ _ _"]]  # without cropping; keys: ids of segmenters
 
     @property
     def nbytes(self) -> int:
@@ -158,13 +158,14 @@ def decode_for(models: Sequence[InspectedModel], data: bytes) -> DecodedImage:
     whole = {}
     for id, config in configs.items():
         if config.output_kind.per_pixel and max(size) <= LONGEST * min(size):
-            covered = covering(size, config.image_size)
-            whole[id] = resize(decode(data, config.channels), covered, config.preprocessing.interpolation)
+            how = config.preprocessing
+            image = decode(data, config.channels, value_range=how.value_range)
+            whole[id] = resize(image, covering(size, config.image_size), how.interpolation)
     return DecodedImage(size, pixels, whole)
 
 
 def covered_box(inspected: InspectedModel, image: Size) -> Box:
-    """Return the region that the patch grid covers, in image pixels; with padding, it extends beyond the image."""
+    """Return the region that the patch grid covers, in image pixels. Padding extends the region beyond the image."""
     config = inspected.model.config
     box = model_region(image, config.image_size, config.preprocessing)
     if not config.backbone.has_attention:
@@ -178,14 +179,14 @@ def covered_box(inspected: InspectedModel, image: Size) -> Box:
 
 @dataclass(frozen=True)
 class Session:
-    """One image as input of one model; results are cached under `key` and a name."""
+    """An image that is preprocessed for one model. Results are cached by `key` and the name of the result."""
 
     inspected: InspectedModel
     image: Float[Tensor, "1 c h w"]
     key: Hashable
     kept: LruCache[Any]
     step: Step  # called between the steps of long computations
-    whole: Float[Tensor, "1 c _ _"] | None = None  # for segmenters: the image without a crop
+    whole: Float[Tensor, "1 c _ _"] | None = None  # for segmenters: the image without cropping
 
     def once(self, name: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
         """Return the cached result, or compute and cache it."""
@@ -198,7 +199,7 @@ class Session:
 
     @cached_property  # kept for this request even if it is too large for the cache
     def captured(self) -> CapturedForward:
-        """The forward pass that all results are computed from."""
+        """The forward pass from which all results are computed."""
         return self.once(
             "captured",
             lambda: capture(self.inspected.vit, self.image),
@@ -207,19 +208,19 @@ class Session:
 
     @property
     def classifier_pass(self) -> CapturedForward:
-        """The forward pass; raises ApiError if the model is not a classifier."""
+        """The forward pass. Raises ApiError if the model is not a classifier."""
         _ = self.inspected.classifier
         return self.captured
 
     @property
     def slow(self) -> bool:
-        """True if a forward pass takes a large part of a second, e.g. a ViT-B/16 on a CPU, but not a ViT-S/16."""
+        """True if a forward pass takes a significant fraction of a second, as with ViT-B/16 (not ViT-S/16) on a CPU."""
         config = self.inspected.vit.config
         return self.image.device.type == "cpu" and config.num_tokens * config.width**2 * config.depth > 10**9
 
     @property
     def batch_size(self) -> int:
-        """Images per forward pass, chosen for short steps: about 4 for a ViT-B/16 on a CPU."""
+        """Number of images per forward pass. It is small to keep steps short, e.g. 4 for ViT-B/16 on a CPU."""
         config = self.inspected.vit.config
         numbers = 2**23 if self.image.device.type == "cpu" else 2**27
         return min(max(numbers // (config.num_tokens * config.width * config.depth), 1), 64)
@@ -230,7 +231,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Payload:
-    """Body and media type of a response; `shape` is the shape of the array at the end of the body."""
+    """Body and media type of a response. `shape` is the shape of the array at the end of the body."""
 
     body: bytes
     kind: str = JSON
@@ -268,7 +269,7 @@ class InspectService:
     ):
         self.served, self.scheduler, self.timeout = list(served), scheduler, timeout
         self.models: dict[str, InspectedModel] = {}
-        for entry in served:  # float32 models are shared, others are copied
+        for entry in served:  # float32 models are shared; other models are converted to a copy
             model = placed(entry.model, next(entry.model.parameters()).device, torch.float32).eval()
             self.models[entry.id] = InspectedModel(entry.id, model, entry.labels)
         self.images = LruCache[DecodedImage](images, image_bytes)
@@ -305,7 +306,7 @@ class InspectService:
 
         key = ("response", (model.id, id), name)
         if self.images.get(id) is None:
-            self.cache.drop(key)  # to decode and cache the image again
+            self.cache.drop(key)  # so that the image is decoded and cached again
         return await self._cached(request, key, work, Priority.LONG if upload.large else priority)
 
     async def respond(
@@ -354,4 +355,4 @@ class InspectService:
         except UnreadableImage as error:
             raise ApiError(422, "unreadable_image", str(error)) from None
         except (MemoryError, torch.OutOfMemoryError):
-            raise ApiError(413, "too_large", "not enough memory") from None
+            raise ApiError(413, "too_large", "not enough memory for this computation") from None

@@ -2,7 +2,7 @@
 
 To add a format, subclass `Format` and add an instance to `FORMATS` (detect_format.py). `name`, `title` and `signatures`
 identify the format, `infer` reads the config, and `table` maps the tensors in both directions. The methods under
-"Writing" are only needed to save models in the format.
+"Writing" are needed only to save models in the format.
 """
 
 import dataclasses
@@ -45,12 +45,12 @@ class StateDict:
     model_name: str = ""  # architecture name in the file's metadata
 
     def count(self, pattern: str, first: int = 0) -> int:
-        """Count consecutive layers, starting at `first`, that have the tensor `pattern`: `blocks.{i}.norm1.weight`."""
+        """Count consecutive layers from `first` that have the tensor `pattern`, e.g. `blocks.{i}.norm1.weight`."""
         numbers = itertools.count(first)
         return next(i for i in numbers if pattern.replace("{i}", str(i)) not in self.tensors) - first
 
     def shape(self, name: str, dims: int | None = None) -> tuple[int, ...]:
-        """Return the shape of a required tensor. If `dims` is given, require that many dimensions, none of size 0."""
+        """Return the shape of a required tensor. If `dims` is given, require `dims` non-empty dimensions."""
         if name not in self.tensors:
             raise BadCheckpoint(f"{self.path} has no tensor {name}")
         shape = tuple(self.tensors[name].shape)
@@ -77,7 +77,7 @@ class Format(ABC):
     gelu: ClassVar[Literal["erf", "tanh"]] = "erf"  # the library's default GELU variant
 
     def root(self, state: StateDict) -> str | None:
-        """Return the prefix under which a signature matches, or None."""
+        """Return the prefix of the tensors that match a signature, or None if none match."""
         for root in self.roots:
             if any(all(f"{root}{name}" in state.tensors for name in names) for names in self.signatures):
                 return root
@@ -87,11 +87,11 @@ class Format(ABC):
         return self.root(state) is not None and self.confirms(state)
 
     def confirms(self, state: StateDict) -> bool:
-        """Return False if shapes or values indicate another format with the same signature."""
+        """Return False if shapes or values show that a matching checkpoint has another format."""
         return True
 
     def ambiguity(self, state: StateDict) -> str:
-        """Return why a checkpoint with this signature may be another model, or "" if it cannot be."""
+        """Return a reason why a checkpoint with this signature may be another model, or "" if there is none."""
         return ""
 
     def normalise(self, state: StateDict) -> StateDict:
@@ -102,7 +102,7 @@ class Format(ABC):
 
     @abstractmethod
     def infer(self, state: StateDict, builder: "ConfigBuilder", image_size: Any = None) -> None:
-        """Set the config fields. `image_size` is the size requested by the caller, used as a hint."""
+        """Set the config fields of `builder`. `image_size` is the size that the caller requested, used as a hint."""
 
     @abstractmethod
     def table(self, config: Any) -> list[Row]:
@@ -111,11 +111,11 @@ class Format(ABC):
     # ---- Writing ----
 
     def unsupported(self, config: ViTConfig) -> list[str]:
-        """Return one line per part of a model that the format does not support."""
+        """Return one line per unsupported part of the model."""
         return missing_parts(config, self.title, self.missing)
 
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
-        """Return one line per computation that differs in the library, given the same weights.
+        """Return one line per computation that the library does differently with the same weights.
 
         folder: True if a config is written with the weights; otherwise the library uses its defaults.
         """
@@ -130,12 +130,12 @@ class Format(ABC):
         return {}
 
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        """Write tensors with the library's names to `path`, a folder or a file."""
+        """Write tensors to `path` (a folder or a file) under the library's names."""
         write_file(tensors, path / self.file_name if path.is_dir() else path)
 
 
 class ConfigBuilder:
-    """Collects config fields, with a reason for each value that the checkpoint does not specify."""
+    """Collects config fields, and the reason for each value that the checkpoint does not specify."""
 
     def __init__(self, state: StateDict, overrides: Mapping[str, Any], new_head: bool = False):
         self.path, self.overrides = state.path, overrides
@@ -151,7 +151,7 @@ class ConfigBuilder:
 
     @property
     def warning(self) -> str | None:
-        """Warning that lists the uncertain fields and how to override them, or None."""
+        """Warning about uncertain fields, with advice on overriding them, or None if all fields are certain."""
         names = [name for name in self._reasons if name in self._uncertain and name not in self.overrides]
         if not names:
             return None
@@ -170,7 +170,7 @@ class ConfigBuilder:
         self._uncertain -= fields.keys()
 
     def assume(self, reason: str, **fields: Any) -> None:
-        """Set unspecified fields to their usual values, which may be wrong; loading warns about them."""
+        """Set unspecified fields to their usual values, which may be wrong. Loading warns about these fields."""
         self.default(reason, **fields)
         self._uncertain |= fields.keys()
 
@@ -183,7 +183,7 @@ class ConfigBuilder:
         (self.default if certain else self.assume)(reason, preprocessing=preprocessing)
 
     def infer_heads(self, width: int, published: bool = False) -> None:
-        """Set the number of heads from the width (usually 64 per head). This is certain only for `published` models."""
+        """Set the number of heads from the width (64 per head). The number is certain only for `published` models."""
         if "num_heads" in self.overrides:
             return
         if width not in HEADS and (width % 64 or not width):
@@ -199,12 +199,12 @@ class ConfigBuilder:
     def infer_grid(
         self, positions: int, prefix_choices: Sequence[int], patch_stride: Size, wanted: Any = None, native: Any = None
     ) -> int:
-        """Set the native image size from the number of positions; return the number of prefix positions.
+        """Set the native image size from the number of positions. Return the number of prefix positions.
 
         wanted: Image size requested by the caller, or None. native: Image size specified by the checkpoint, or None.
         The first match is used: the native size, a square grid with the first prefix choice, the wanted size, or (if
-        `native` is None) a square grid with another prefix. The last is uncertain: a 15 x 15 grid
-        has as many positions as a 14 x 16 grid with a class token.
+        `native` is None) a square grid with another prefix. The last case is uncertain: a 15 x 15 grid, and a 14 x 16
+        grid with a class token, both have 225 positions.
         """
         native = self.overrides.get("image_size", native)
         if native is not None and (prefix := _fitting(positions, prefix_choices, patch_stride, native)) is not None:
@@ -226,8 +226,8 @@ class ConfigBuilder:
             return prefix
         for other in prefix_choices[1:]:
             if native is None and (side := _square_side(positions - other)):
-                reason = f"a square grid if {other} of the {positions} positions belong to prefix tokens; "
-                reason += f"if {prefix_choices[0]} do, pass the image size"
+                reason = f"a square grid, if {other} of the {positions} positions belong to prefix tokens; "
+                reason += f"if this number is {prefix_choices[0]}, pass the image size"
                 self.assume(reason, image_size=(side * patch_stride[0], side * patch_stride[1]))
                 return other
         given = native if native is not None else wanted
@@ -240,14 +240,14 @@ class ConfigBuilder:
 
 
 def how_to_set(*fields: str) -> str:
-    """Return advice on passing unspecified fields, in Python and on the command line."""
+    """Explain how to set fields that a checkpoint does not specify, in Python and on the command line."""
     python = ", ".join(f'"{field}": ...' for field in fields)
     command = " ".join(("vitreous convert SRC DST --to vitreous", *(f"--set {field}=..." for field in fields)))
     return f"pass overrides={{{python}}}, or convert the checkpoint once with `{command}`"
 
 
 def _short(value: Any) -> str:
-    """Return the repr of a config value, with only the non-default fields of large options."""
+    """Return the repr of a config value. For dataclasses with many fields, show only non-default fields."""
     if not dataclasses.is_dataclass(value) or len(dataclasses.fields(value)) <= 2:
         return repr(value)
     changed = [field.name for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
@@ -255,12 +255,12 @@ def _short(value: Any) -> str:
 
 
 def _fitting(positions: int, prefix_choices: Sequence[int], patch_stride: Size, size: Any) -> int | None:
-    """Return the prefix length for which the other positions match the patch grid of an image of this size, or None."""
+    """Return the prefix length for which the remaining positions are the grid of this image size, or None."""
     patches = math.prod(-(-side // stride) for side, stride in zip(as_size(size), patch_stride, strict=True))
     return next((prefix for prefix in prefix_choices if positions == prefix + patches), None)
 
 
 def _square_side(patches: int) -> int:
-    """Return the side of a square grid with this many patches, or 0."""
+    """Return the side of a square grid with this number of patches, or 0 if no such grid exists."""
     side = math.isqrt(max(patches, 0))
     return side if side**2 == patches else 0

@@ -90,7 +90,7 @@ class BigVision(FlaxFormat):
 
 
 def _misread(config: ViTConfig, position: Learned1d) -> str:
-    """Return a line if big_vision would misread the table: it infers a class token position from the table's length."""
+    """Return a line if big_vision, which infers class token positions from the table length, would misread it."""
     entries = config.class_token and position.prefix_entries
     patches = math.prod(config.grid)
     if entries and math.isqrt(patches) ** 2 != patches:

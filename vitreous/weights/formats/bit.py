@@ -1,4 +1,4 @@
-"""BiT ResNets with timm's names (`resnetv2.py`), as in timm's copies of Google's weights. They can only be read."""
+"""BiT ResNets with timm's names (`resnetv2.py`), as in timm's copies of Google's weights. This format is read-only."""
 
 import re
 from pathlib import Path
@@ -27,8 +27,8 @@ class Bit(Format):
     signatures = ((ROOT, "stages.0.blocks.0.norm1.weight", "stages.0.blocks.0.downsample.conv.weight", "norm.weight"),)
 
     def ambiguity(self, state: StateDict) -> str:
-        unnamed = "its name is unknown, and timm's other ResNets with GroupNorm have the same tensors"
-        return "" if _architecture(state) else f"{unnamed} (without weight standardisation, so with other outputs)"
+        unnamed = "its name is unknown, and timm's ResNets without weight standardisation have the same tensors"
+        return "" if _architecture(state) else f"{unnamed} but different outputs"
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         width, channels, *_ = state.shape(ROOT, 4)
@@ -61,7 +61,7 @@ class Bit(Format):
 
 
 def _architecture(state: StateDict) -> str:
-    """Return timm's architecture name from config.json, the metadata or the path, or "" if they have none."""
+    """Return timm's architecture name from config.json, the metadata or the path. Return "" if none names it."""
     if "architecture" in state.config:
         return str(state.config["architecture"])
     names = names_in(Path(state.model_name)) + names_in(state.path)

@@ -1,7 +1,8 @@
 """List of all formats, and detection of a checkpoint's format.
 
-The model may be only part of the checkpoint: Lightning checkpoints may also contain a loss with tensors, and DINO's
-contain `backbone.` and `head.` under both `student.` and `teacher.`. Every prefix is searched for a known format.
+The model may be only part of the checkpoint: Lightning checkpoints may also contain a loss with tensors, and DINO
+checkpoints contain `backbone.` and `head.` under both `student.` and `teacher.`. Every prefix is searched for a known
+format.
 """
 
 import dataclasses
@@ -52,7 +53,7 @@ def format_names() -> tuple[str, ...]:
 
 
 def canonical_name(name: str) -> str:
-    """Resolve a format name or alias, or raise an error that lists the formats."""
+    """Resolve a format name or alias. If the name is unknown, the error lists all formats."""
     name = ALIASES.get(name, name)
     check_choice("format", name, format_names())
     return name
@@ -63,7 +64,7 @@ def format_named(name: str) -> Format:
 
 
 def identify(state: StateDict, name: str | None = None) -> tuple[Format, str]:
-    """Return the format of a checkpoint (detected unless `name` is given), and the prefix of the model's tensors."""
+    """Return the format of a checkpoint and the prefix of its tensors. Detect the format unless `name` is given."""
     detected, prefix = _recognise(state), ""
     if detected is None and len(state.tensors) <= MAX_SEARCHED:
         detected, prefix = _search_prefixes(state)
@@ -71,7 +72,7 @@ def identify(state: StateDict, name: str | None = None) -> tuple[Format, str]:
 
 
 def under(state: StateDict, prefix: str) -> StateDict:
-    """Return the part of a checkpoint below a prefix, with a summary of the tensors outside of it."""
+    """Return the part of a checkpoint under a prefix, with a summary of the tensors outside it."""
     if not prefix:
         return state
     tensors = {name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)}
@@ -85,7 +86,7 @@ def _recognise(state: StateDict) -> Format | None:
 
 
 def _supported(state: StateDict, detected: Format | None) -> Format:
-    """Return the detected format, or raise an error that names the unsupported model or some of its tensors."""
+    """Return the detected format. If there is none, the error names the unsupported model or some of its tensors."""
     known = f"Supported formats: {', '.join(format_names())}"
     if model := _unsupported_model(state, detected):
         raise BadCheckpoint(f"{state.path} contains an unsupported model: {model}. {known}")
@@ -103,7 +104,7 @@ def _supported(state: StateDict, detected: Format | None) -> Format:
 
 
 def _search_prefixes(state: StateDict) -> tuple[Format | None, str]:
-    """Return the format and prefix of the model under a prefix, or None and "" if there is none."""
+    """Find a model under a prefix. Return its format and prefix. If there is no model, return None and ""."""
     parts = _parts(state.tensors)
     models: dict[str, Format] = {}
     last = None
@@ -136,7 +137,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """Return the prefix of the only model, or of the only averaged one (e.g. EMA) if all have equal shapes."""
+    """Return the prefix of the only model or, among models of equal shapes, of the only averaged one (e.g. EMA)."""
     prefixes = list(models)
     averaged = [prefix for prefix in prefixes if not set(prefix.split(".")).isdisjoint(AVERAGED_MODULES)]
     shapes = [{name: tensor.shape for name, tensor in model.items()} for model in models.values()]
@@ -146,12 +147,12 @@ def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str
     listed = ", ".join(shown(prefix.rstrip(".")) for prefix in prefixes[:4])
     raise BadCheckpoint(
         f"{state.path} contains {len(prefixes)} models ({listed}{', ...' if len(prefixes) > 4 else ''}). "
-        "Save the one you need in a separate file"
+        "Save the model that you need in a separate file"
     )
 
 
 def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
-    """Summarise tensor names outside of `prefix`, grouped by where they diverge from it.
+    """Summarise the tensor names outside `prefix`, grouped up to the first part that differs from `prefix`.
 
     >>> _summary(["model.head.weight", "model.head.bias", "loss.scale"], "model.backbone.")
     ('model.head.* (2 tensors)', 'loss.scale')
@@ -197,7 +198,7 @@ UNSUPPORTED = {
 
 
 def _unsupported_model(state: StateDict, detected: Format | None) -> str:
-    """Return the name of an unsupported model from config.json or the tensors, or "" if it may be supported.
+    """Name an unsupported model, using config.json or the tensors. Return "" if the model may be supported.
 
     `model_type` is only used for tensors with transformers' names, because wrappers (such as the one for timm) write
     their own `model_type` next to tensors with another library's names.

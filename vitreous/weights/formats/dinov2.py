@@ -30,7 +30,7 @@ class DinoV2(TimmLayout):
     )
 
     def confirms(self, state: StateDict) -> bool:
-        """Return False if the mask token is MAE's, which has three dimensions."""
+        """Return False if the mask token has three dimensions, as in MAE."""
         return "register_tokens" in state.tensors or state.tensors["mask_token"].ndim == 2
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:

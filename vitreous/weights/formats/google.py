@@ -50,7 +50,7 @@ NUMBERED_BY_TYPE = LayerNumbers(attention=0, mlp_norm=1, mlp=0)  # per layer typ
 
 
 def renumbering(numbers: LayerNumbers) -> tuple[tuple[str, str], ...]:
-    """Return the renames from the other numbering to `numbers`."""
+    """Return the regular-expression replacements that rename layers of the other numbering to `numbers`."""
     other = NUMBERED_OVERALL if numbers == NUMBERED_BY_TYPE else NUMBERED_BY_TYPE
     types = ("MultiHeadDotProductAttention", "LayerNorm", "MlpBlock")  # in the order of LayerNumbers
     block = r"^(Transformer/encoderblock_\d+/)"
@@ -64,7 +64,7 @@ class FlaxFormat(Format):
 
     numbers: ClassVar[LayerNumbers]
     signatures: ClassVar[Sequence[Sequence[str]]] = (("embedding/kernel", "Transformer/encoder_norm/scale"),)
-    roots = ("", "opt/target/", "params/", "params/img/", "img/")  # alone, with optimizer state, or with a text model
+    roots = ("", "opt/target/", "params/", "params/img/", "img/")  # alone, or with optimizer state or a text model
     # Optimizer state, timing, the text model, and the temperature and bias of its logits.
     ignored = (r"opt/.*", r"chrono/.*", r"(params/)?txt/.*", r"(params/)?[tb]")
     suffixes = (".npz",)
@@ -84,7 +84,7 @@ class FlaxFormat(Format):
         return lines
 
     def infer_encoder(self, state: StateDict, builder: ConfigBuilder) -> Size:
-        """Set the patch, encoder and head fields; return the patch size."""
+        """Set the patch, encoder and head fields. Return the patch size."""
         height, breadth, channels, width = state.shape("embedding/kernel", 4)
         first = BLOCK.replace("{i}", "0")
         query = f"{first}/MultiHeadDotProductAttention_{self.numbers.attention}/query/kernel"
@@ -106,7 +106,7 @@ class FlaxFormat(Format):
         return height, breadth
 
     def model_rows(self, config: ViTConfig, positions: list[Row], pool: Sequence[Row] = ()) -> list[Row]:
-        """Return all rows except those of a stem, with the given rows for positions and pooling."""
+        """Return all rows except those of a stem. `positions` and `pool` are the rows for positions and pooling."""
         ours, attention = "encoder.blocks.{i}", f"{BLOCK}/MultiHeadDotProductAttention_{self.numbers.attention}"
         block = norm(f"{ours}.attention_norm", f"{BLOCK}/LayerNorm_0")
         block += attention_rows(f"{ours}.attention", attention, config.num_heads)

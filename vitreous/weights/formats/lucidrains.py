@@ -1,8 +1,8 @@
 """lucidrains' vit-pytorch: state dicts of `ViT` (any version since 2021) and `SimpleViT`.
 
-Names and numerics follow lucidrains/vit-pytorch (`vit.py`, `simple_vit.py`). It flattens patches as (row, column,
-channel), but Vitreous uses (channel, row, column). Files are written for the current `ViT`, which has norms around the
-patch projection and no qkv bias, so few models of other libraries can be converted to it.
+Names and numerics follow lucidrains/vit-pytorch (`vit.py`, `simple_vit.py`). The library flattens patches as (row,
+column, channel), but Vitreous uses (channel, row, column). Files are written for the current `ViT`, which has norms
+around the patch projection and no qkv bias, so few models of other libraries can be converted to it.
 """
 
 import dataclasses
@@ -158,7 +158,7 @@ def _block_rows(config: ViTConfig) -> list[Row]:
 
 
 def _has_no_output(config: ViTConfig) -> bool:
-    """Return True if there is a single head as wide as the model; vit-pytorch then has no output projection."""
+    """Return True for a single head as wide as the model, for which vit-pytorch has no output projection."""
     return config.num_heads == 1 and config.head_width == config.width
 
 
@@ -171,7 +171,7 @@ def _with_identity(theirs: list[Tensor]) -> list[Tensor]:
 
 
 def _set_patch(builder: ConfigBuilder, pixels: int) -> None:
-    """Set channels and patch size: square patches with three channels, unless overridden."""
+    """Set channels and patch size. Unless overridden, patches are square and have three channels."""
     channels = builder.overrides.get("channels", 3)
     side = math.isqrt(pixels // channels) if isinstance(channels, int) and channels > 0 else 0
     if "patch_size" not in builder.overrides and (not side or channels * side**2 != pixels):

@@ -32,7 +32,7 @@ class Mae(TimmLayout):
     )
 
     def confirms(self, state: StateDict) -> bool:
-        """Return True for a decoder or MAE's positions. Without them, a fine-tuned model looks like timm's."""
+        """Return True if the tensors include a decoder or MAE's positions, which distinguish MAE from timm's models."""
         return "decoder_embed.weight" in state.tensors or _has_fixed_positions(state.tensors["pos_embed"])
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:

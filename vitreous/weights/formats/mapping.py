@@ -1,7 +1,7 @@
 """Conversion of tensors from and to the formats of other libraries, with one table for both directions.
 
-`ours` are Vitreous names or tensors, and `theirs` are the checkpoint's. The expected shapes of the checkpoint's tensors
-are computed from Vitreous meta tensors with the same table.
+`ours` are the names or tensors of Vitreous, and `theirs` are those of the checkpoint. The expected shapes of the
+checkpoint's tensors are computed from Vitreous meta tensors with the same table.
 """
 
 import functools
@@ -84,7 +84,7 @@ def reshape(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Conversion:
 
 
 def split(parts: int, matrix: Conversion | None = None) -> Conversion:
-    """Create a conversion that applies `matrix` to a packed weight (e.g. qkv) and splits it into views of its rows."""
+    """Create a conversion that applies `matrix` to a packed weight (e.g. qkv) and splits the result by rows."""
     read, write = matrix or IDENTITY
     return Conversion(lambda theirs: list(read(theirs)[0].chunk(parts)), lambda ours: write([concat(ours)]))
 
@@ -105,7 +105,7 @@ def position_table(prefix: int, grid: tuple[int, int], batch: bool = True) -> Co
 
 
 def concat(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate like torch.cat, but faster, and without importing torch's compiler for meta tensors."""
+    """Concatenate as torch.cat does, but faster and without importing torch's compiler for meta tensors."""
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
     if parts[0].is_meta:
         return parts[0].new_empty(shape)
@@ -126,13 +126,14 @@ def read_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ign
     result: dict[str, Tensor] = {}
     for entry in table:
         result |= zip(entry.ours, entry.conversion.read([used[name] for name in entry.theirs]), strict=True)
-    # Some checkpoints store positions or norms in a different dtype. Converting all to the widest avoids rounding.
+    # Some checkpoints store positions or norms in a different dtype. Converting all tensors to the widest dtype avoids
+    # rounding.
     widest = functools.reduce(torch.promote_types, {tensor.dtype for tensor in result.values()})
     return {name: tensor.to(widest) for name, tensor in result.items()}
 
 
 def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ignored: Iterable[str] = ()) -> Tensors:
-    """Check tensor names and shapes against those of the meta tensors `ours`; return all tensors not `ignored`."""
+    """Check tensor names and shapes against the meta tensors `ours`. Return all tensors that are not `ignored`."""
     expected = {name: tuple(tensor.shape) for name, tensor in write_table(table, ours).items()}
     used = {name: tensor for name, tensor in theirs.items() if name in expected or not matches(name, ignored)}
     types = {name: NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")) for name, tensor in used.items()}
@@ -141,7 +142,7 @@ def check_table(table: list[Row], theirs: Tensors, ours: Tensors, path: Path, ig
 
 
 def write_table(table: list[Row], ours: Tensors) -> dict[str, Tensor]:
-    """Convert Vitreous tensors to the checkpoint's. All their names must be in the table."""
+    """Convert Vitreous tensors to those of a checkpoint. All Vitreous names must be in the table."""
     known = {name for entry in table for name in entry.ours}
     if unknown := [name for name in ours if name not in known]:
         more = " and more" if len(unknown) > 5 else ""

@@ -69,7 +69,7 @@ def is_small(width: int, depth: int, mlp_width: int, qkv_bias: bool) -> bool:
 
 
 def usual_eps(qkv_bias: bool) -> float:
-    """Return the usual LayerNorm eps: 1e-6 in all named models with qkv_bias, otherwise the default of 1e-5."""
+    """Return the usual LayerNorm eps: 1e-6 for models with qkv_bias, otherwise Paddle's default of 1e-5."""
     return 1e-6 if qkv_bias else 1e-5
 
 

@@ -1,7 +1,7 @@
 """State dicts of torchvision's `VisionTransformer`, as published in its model zoo or saved by its reference scripts.
 
-Names and numerics follow torchvision's `models/vision_transformer.py`. It supports square RGB images, a class token,
-and a head of one linear layer, or two with tanh in between (`representation_size`).
+Names and numerics follow torchvision's `models/vision_transformer.py`, which supports square RGB images, a class token,
+and a head with one linear layer or, with `representation_size`, two linear layers with tanh in between.
 """
 
 import dataclasses

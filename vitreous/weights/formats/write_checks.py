@@ -19,6 +19,7 @@ KNOWN: dict[str, tuple[type, ...]] = {
     "mlp": (options.Gelu, options.SwiGlu),
     "pool": (options.ClassToken, options.GlobalAverage, options.AttentionPool),
     "head": (options.LinearHead, options.TanhHead, options.MlpHead),
+    "output": (options.SingleLabel,),
 }
 
 
@@ -106,7 +107,7 @@ def resize_differences(config: ViTConfig, theirs: options.Preprocessing, system:
 
 
 def margin_differences(config: ViTConfig, theirs: options.Preprocessing, system: str) -> list[str]:
-    """Return a line if the centre crop of `system` (preprocessing `theirs`) has another offset for some image size."""
+    """Return a line if the centre crop of `system` (preprocessing `theirs`) has a different offset for an image."""
     ours, size = config.preprocessing, config.image_size
     for image in _sample_sizes(size):
         resized = resized_for(image, size, ours)
@@ -127,7 +128,7 @@ def _sample_sizes(size: Size) -> Iterator[Size]:
 
 
 def range_differences(config: ViTConfig, system: str) -> list[str]:
-    """Return a line if the config scales the values of 16-bit images, which no other system does."""
+    """Return a line if the config scales the values of 16-bit images, which no other library does."""
     if config.preprocessing.value_range is None:
         return []
     low, high = config.preprocessing.value_range
@@ -135,7 +136,10 @@ def range_differences(config: ViTConfig, system: str) -> list[str]:
 
 
 def numeric_differences(config: ViTConfig, system: str, norm_eps: float, gelu: str | None = "erf") -> list[str]:
-    """Return one line per difference from `system` in the value range, LayerNorm eps or GELU (skipped for None)."""
+    """Return one line per difference from `system` in value range, LayerNorm eps or GELU.
+
+    If `gelu` is None, GELU is not compared.
+    """
     lines = range_differences(config, system)
     if config.norm_eps != norm_eps:
         lines.append(f"LayerNorm eps is {config.norm_eps:g} in Vitreous and {norm_eps:g} in {system}")

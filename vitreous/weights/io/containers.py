@@ -58,7 +58,7 @@ INSERTED = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wra
 
 
 def read_file(file: Path, lazy: bool = False) -> Any:
-    """Read the tensors of a file into a dict by name. In pickles, they may be nested among other values.
+    """Read the tensors of a file into a dict by name. In pickles, tensors may be nested among other values.
 
     With `lazy`, even unaligned tensors are memory-mapped, and no data is read or verified.
     """
@@ -68,7 +68,7 @@ def read_file(file: Path, lazy: bool = False) -> Any:
         raise BadCheckpoint(f"{file} has the suffix {file.suffix!r}; weight files end in {', '.join(SUFFIXES)}")
     match _sniff(file) or suffix:
         case ".safetensors":
-            return read_tensors(file, alignment=8)  # guaranteed by safetensors; copying would not be faster
+            return read_tensors(file, alignment=8)  # safetensors guarantees this alignment; copying would not be faster
         case ".npz":
             return read_npz(file, lazy)
     return read_pickle(file, lazy)
@@ -81,7 +81,7 @@ def suffix_of(file: Path) -> str:
 
 
 def _sniff(file: Path) -> str | None:
-    """Detect the file type from the first bytes and return its usual suffix, or None if unknown."""
+    """Detect the file type from the first bytes. Return its usual suffix, or None if the type is unknown."""
     with errors_for(file), open(file, "rb") as stream:
         start, size = stream.read(START_BYTES), os.fstat(stream.fileno()).st_size
         if start[8:9] == b"{" and 8 + int.from_bytes(start[:8], "little") <= size:
@@ -128,7 +128,7 @@ def type_name(value: object) -> str:
 
 
 def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Find the tensors in a training checkpoint; return them and the keys that lead to them."""
+    """Find the tensors in a training checkpoint. Return the tensors and the keys that lead to them."""
     if not isinstance(value, Mapping):
         raise BadCheckpoint(f"{path} must contain a dict of tensors, got {type_name(value)}")
     found = _find_tensors(value)
@@ -155,7 +155,7 @@ def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...
 
 
 def _find_tensors(value: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], tuple[str, ...]] | None:
-    """Return the nested mapping with tensors and the keys that lead to it, trying WRAPPERS in order."""
+    """Return the nested mapping that contains the tensors, and the keys that lead to it. Try WRAPPERS in order."""
     for key in WRAPPERS:
         if isinstance(inner := value.get(key), Mapping) and (found := _find_tensors(inner)):
             return found[0], (key, *found[1])
@@ -166,7 +166,7 @@ def _find_tensors(value: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], tuple[st
 
 
 def write_file(tensors: Mapping[str, Tensor], path: Path, under: str | None = None) -> None:
-    """Write tensors in the file type given by the suffix. `under` is a key to nest them under (torch files only)."""
+    """Write tensors in the file type given by the suffix. In torch files, nest them under the key `under` if given."""
     match path.suffix:
         case ".safetensors":
             write_tensors(tensors, path)

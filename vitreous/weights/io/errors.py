@@ -10,7 +10,7 @@ class BadCheckpoint(ValueError):
 
 
 class UnsupportedByFormat(ValueError):
-    """Raised if a format cannot represent a model, or the format's library would compute different outputs."""
+    """Raised if a format cannot represent a model, or if the format's library would compute different outputs."""
 
 
 class InvalidFile(Exception):

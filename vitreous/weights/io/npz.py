@@ -61,7 +61,7 @@ def count_elements(shape: tuple[object, ...]) -> int:
 
 
 def as_tensor(flat: Tensor, kind: ArrayType, shape: tuple[int, ...], fortran: bool) -> Tensor:
-    """Convert bytes to a contiguous tensor, sharing memory unless they must be reordered."""
+    """Convert bytes to a contiguous tensor, which shares their memory unless bytes must be reordered."""
     if kind.big_endian:
         unit = kind.dtype.itemsize // (2 if kind.dtype.is_complex else 1)
         flat = flat.view(-1, unit).flip(1).flatten()
@@ -73,7 +73,7 @@ def as_tensor(flat: Tensor, kind: ArrayType, shape: tuple[int, ...], fortran: bo
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
-MAX_BYTES = 1 << 36  # 64 GiB for all arrays, fifteen times a ViT-g in float32
+MAX_BYTES = 1 << 36  # 64 GiB for all arrays, fifteen times the size of a ViT-g in float32
 # Trained weights hardly compress. Constant tensors, such as an untrained head, reach deflate's limit of 1032, but the
 # ratio of a whole file stays far below 100. A zip bomb is near 1000. 64 MiB is harmless at any ratio.
 MAX_RATIO = 100
@@ -131,7 +131,7 @@ def _check_sizes(members: list[Member], length: int) -> None:
         raise InvalidFile(f"contains {len(members):,} arrays; the maximum is {MAX_TENSORS:,}")
     total = sum(member.size for member in members)
     if total > max(HARMLESS_BYTES, min(MAX_BYTES, MAX_RATIO * length)):
-        accepted = f"the maximum is {MAX_RATIO} times its size, up to {MAX_BYTES:,} bytes"
+        accepted = f"the maximum is {MAX_RATIO} times the file size, up to {MAX_BYTES:,} bytes"
         raise InvalidFile(f"would unpack from {length:,} bytes to {total:,} bytes; {accepted}")
     for member in members:
         if not member.name.endswith(".npy"):
@@ -143,7 +143,7 @@ def _header(archive: zipfile.ZipFile, member: Member) -> Header:
     try:
         with archive.open(member.name) as stream:
             start = stream.read(8)
-            wide = start[6:7] in (b"\2", b"\3")  # the length field has 2 bytes in version 1, 4 in later ones
+            wide = start[6:7] in (b"\2", b"\3")  # the length field has 2 bytes in version 1, 4 bytes in later versions
             length = int.from_bytes(stream.read(4 if wide else 2), "little")
             text = stream.read(min(length, MAX_HEADER + 1)).decode("latin-1")
     except BROKEN as error:

@@ -24,7 +24,7 @@ STORED |= {f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)}
 STORED |= {f"U{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)}
 STORED |= {"BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 DTYPE_NAMES = {dtype: name for name, dtype in STORED.items()}
-ALIGNMENT = 64  # bytes; a cache line, and torch's own alignment
+ALIGNMENT = 64  # bytes; the size of a cache line and torch's alignment
 MAX_TENSORS = 30_000  # per checkpoint; 1,024 blocks with all options need fewer
 MAX_HEADER_BYTES = 400 * MAX_TENSORS
 MAX_ELEMENTS = 1 << 48  # limit for empty tensors, with empty dimensions counted as 1
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors (not atomically), ordered to align as many as possible to 64 bytes."""
+    """Write tensors (not atomically), sorted so that most tensors are aligned to 64 bytes."""
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
@@ -72,7 +72,7 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 def check_count(file: Path, tensors: int) -> None:
-    """Raise if there are more tensors than any Vision Transformer has; even empty tensors take time to load."""
+    """Raise BadCheckpoint if there are more than MAX_TENSORS tensors. Even empty tensors take time to load."""
     if tensors > MAX_TENSORS:
         raise BadCheckpoint(f"{file} has {tensors:,} tensors; the maximum is {MAX_TENSORS:,}")
 
@@ -93,7 +93,7 @@ class Mapped(dict[str, Tensor]):
 
 
 def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
-    """Memory-map the tensors copy-on-write; tensors not aligned to `alignment` bytes are copied."""
+    """Memory-map the tensors copy-on-write. Tensors that are not aligned to `alignment` bytes are copied."""
     read_header(file)  # rejects truncated files and invalid offsets
     with open(file, "rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -127,7 +127,7 @@ def copy_to_memory(model: nn.Module) -> None:
 
 
 def check_tensors(file: Path, found: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise unless the file has exactly the expected tensors, all with floating-point dtypes."""
+    """Raise BadCheckpoint unless the file has exactly the expected tensors, all with floating-point dtypes."""
     shared = [name for name in expected if name in found]
     missing = [name for name in expected if name not in found]
     problems = {

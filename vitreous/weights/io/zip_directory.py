@@ -1,7 +1,7 @@
 """Validates the directory of an untrusted zip file before its members are read.
 
-`zipfile` parses the directory. The checks here limit its size and reject members that extend beyond the file, have the
-same name or share data (zip bombs).
+`zipfile` parses the directory. The checks here limit its size and reject duplicate names, members that extend beyond
+the end of the file, and members that share data (zip bombs).
 """
 
 import io

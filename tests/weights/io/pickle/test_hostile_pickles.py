@@ -61,7 +61,7 @@ OPCODES = {
 PICKLES = {
     "a call of no function": (b"\x80\2ctorch\nfloat32\n)R.", "calls an object of type dtype"),
     "a call of text": (b"\x80\2X\1\0\0\0a)R.", "calls an object of type str"),
-    "a call without arguments": (b"\x80\2ctorch\nSize\nNR.", "passes NoneType"),
+    "a call without arguments": (b"\x80\2ctorch\nSize\nNR.", "NoneType instead of a tuple"),
     "a call with others": (b"\x80\2ctorch\nSize\nN\x85R.", "calls torch.Size with unsupported arguments"),
     "a list of no list": (b"\x80\2}Na.", "appends to .* dict"),
     "items of no dict": (b"\x80\2]NNs.", "sets items .* list"),

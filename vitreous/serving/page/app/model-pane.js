@@ -191,7 +191,7 @@ export class ModelPane {
     this.answer.draw();
     const test = TESTED.includes(map) ? this.session.known(`faithfulness/${map}`, this.tested) : null;
     this.faithfulness.draw(map, test, this.prefetch.failures.get(named(`faithfulness/${map}`, this.tested)));
-    this.faithfulness.root.hidden = this.model.task !== "classify" || !this.model.heads;
+    this.faithfulness.root.hidden = !this.model.classifies || !this.model.heads;
     this.tabs.draw(this.session, this.query, this.shown, this.layer);
     this.eraser.draw(erased);
   }

@@ -100,7 +100,7 @@ export class Tour {
   #sentence(name) {
     const { model } = this.pane;
     if (name === "prefix" && !model.tokens.prefix.length) return "tour-prefix-none";
-    if (name === "answer" && model.task !== "classify") return "tour-answer-plain";
+    if (name === "answer" && !model.classifies) return "tour-answer-plain";
     return `tour-${name}-text`;
   }
 

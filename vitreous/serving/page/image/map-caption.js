@@ -22,7 +22,7 @@ export class MapCaption {
     this.#explain(map, prefetch.failure(map) ?? waiting);
     this.#legend(map === "mask" ? shown.segments : []);
     const label = t("canvas-label", { map: words, rows: shown.grid[0], columns: shown.grid[1] });
-    return model.task === "classify" ? `${label} ${t("canvas-keys")}` : label;
+    return model.classifies ? `${label} ${t("canvas-keys")}` : label;
   }
 
   #title(map) {
@@ -39,7 +39,7 @@ export class MapCaption {
     const words = state ?? t(this.pane.model.heads ? `about-${map}` : "about-plain");
     if (this.words === words) return;
     this.words = words;
-    const doubtful = !state && ["attention", "rollout"].includes(map) && this.pane.model.task === "classify";
+    const doubtful = !state && ["attention", "rollout"].includes(map) && this.pane.model.classifies;
     this.about.replaceChildren(words, ...(doubtful ? [" ", this.#link()] : []));
   }
 

@@ -8,12 +8,14 @@ import { MAPS, set } from "../app/view-state.js";
 
 const SIDE = 52; // longer side of a preview in pixels
 
+/** Returns the text key of the reason why this model has no class probabilities. */
+export const withoutClasses = (model) => (model.task === "regress" ? "no-classes" : "no-head");
+
 /** Returns the text key of the reason why this model does not support a map, or null. */
 export function unavailableReason(map, model) {
-  const classifies = model.task === "classify";
   if (map === "mask" && model.task !== "segment") return "no-masks";
   if (!model.heads && !["original", "mask"].includes(map)) return "no-attention";
-  if (["relevance", "occlusion"].includes(map) && !classifies) return "no-head";
+  if (["relevance", "occlusion"].includes(map) && !model.classifies) return withoutClasses(model);
   return null;
 }
 

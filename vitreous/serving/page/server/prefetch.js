@@ -57,7 +57,7 @@ export class Prefetch {
     const wanted = [];
     if (["rollout", "relevance", "occlusion", "pca"].includes(map))
       wanted.push([named(`map/${map}`, pane.choices(map)), (signal) => session.map(map, pane.choices(map), signal)]);
-    if (view.check && TESTED.includes(map) && pane.model.task === "classify") {
+    if (view.check && TESTED.includes(map) && pane.model.classifies) {
       wanted.push([
         named(`faithfulness/${map}`, pane.tested),
         (signal) => session.faithfulness(map, pane.tested, signal),

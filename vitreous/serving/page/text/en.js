@@ -27,7 +27,7 @@ export const en = {
   // Facts about the model
   "choose-model": "Model", "fact-size": "{size} pixels", "fact-patch": "patch size {patch}",
   "fact-layers": "{depth} layers × {heads} heads, width {width}", "fact-parameters": "{count} parameters",
-  "fact-classes": "{count} classes", "fact-no-head": "features only, no classes", "fact-origin": "from {origin}",
+  "fact-classes": "{count} classes", "fact-numbers": "numbers: {count}", "fact-no-head": "features only, no classes", "fact-origin": "from {origin}",
 
   // Tokens
   "tokens": "Query token", "token-class": "class token", "token-register": "register {number}", "token-register-short": "reg. {number}",
@@ -53,7 +53,8 @@ export const en = {
   "computing-rollout": "Multiplying attention through the layers", "computing-relevance": "Computing gradients for this class",
   "computing-occlusion": "Covering each region in turn; this takes a moment",
   "computing-pca": "Computing principal components", "computing-mask": "Segmenting",
-  "no-head": "This model has no classification head, only features.", "no-masks": "This is not a segmentation model.",
+  "no-head": "This model has no classification head, only features.",
+  "no-classes": "This model predicts numbers, not classes. This page cannot show them; use POST /v1/regress.", "no-masks": "This is not a segmentation model.",
   "no-attention": "This model has no attention.", "opacity": "Opacity {percent}%", "smooth": "smooth", "blocky": "blocky",
   "smooth-label": "Map display: {now}", "fusion": "Combine heads by", "fusion-mean": "mean", "fusion-max": "maximum",
   "fusion-min": "minimum", "discard": "Discard {percent}%", "scale-none": "No colour scale",

@@ -27,7 +27,7 @@ export const zh = {
   // 模型信息
   "choose-model": "模型", "fact-size": "{size} 像素", "fact-patch": "图像块大小 {patch}",
   "fact-layers": "{depth} 层 × {heads} 头，宽度 {width}", "fact-parameters": "{count} 参数",
-  "fact-classes": "{count} 个类别", "fact-no-head": "只有特征，没有类别", "fact-origin": "来自 {origin}",
+  "fact-classes": "{count} 个类别", "fact-numbers": "数值：{count} 个", "fact-no-head": "只有特征，没有类别", "fact-origin": "来自 {origin}",
 
   // 词元
   "tokens": "查询词元", "token-class": "类别词元", "token-register": "寄存器 {number}", "token-register-short": "寄存器 {number}",
@@ -53,7 +53,8 @@ export const zh = {
   "computing-rollout": "正在逐层相乘注意力", "computing-relevance": "正在计算该类别的梯度",
   "computing-occlusion": "正在逐个遮挡区域，需要一点时间",
   "computing-pca": "正在计算主成分", "computing-mask": "正在分割",
-  "no-head": "该模型没有分类头，只有特征。", "no-masks": "该模型不是分割模型。",
+  "no-head": "该模型没有分类头，只有特征。",
+  "no-classes": "该模型预测数值，而不是类别。本页面无法显示，请使用 POST /v1/regress。", "no-masks": "该模型不是分割模型。",
   "no-attention": "该模型没有注意力。", "opacity": "不透明度 {percent}%", "smooth": "平滑", "blocky": "方块",
   "smooth-label": "图的显示方式：{now}", "fusion": "各头合并方式", "fusion-mean": "平均", "fusion-max": "最大",
   "fusion-min": "最小", "discard": "丢弃 {percent}%", "scale-none": "没有颜色刻度",

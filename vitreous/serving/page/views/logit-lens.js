@@ -14,7 +14,7 @@ export class LogitLens {
   }
 
   async load(session) {
-    if (this.model.task !== "classify") throw unsupported("no_head");
+    if (!this.model.classifies) throw unsupported("no_head");
     if (!session) return;
     this.found = await session.lens();
     this.drawn = null;

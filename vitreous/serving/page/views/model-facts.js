@@ -30,7 +30,9 @@ export class ModelFacts {
       model.patch_size && t("fact-patch", { patch: times(model.patch_size) }),
       model.heads ? t("fact-layers", { depth: model.depth, heads: model.heads, width: model.width }) : null,
       t("fact-parameters", { count: millions(model.parameters) }),
-      model.classes ? t("fact-classes", { count: model.classes }) : t("fact-no-head"),
+      model.classes
+        ? t(model.task === "regress" ? "fact-numbers" : "fact-classes", { count: model.classes })
+        : t("fact-no-head"),
       model.origin && t("fact-origin", { origin: model.origin }),
     ];
     this.list.replaceChildren(...facts.filter(Boolean).map((fact) => el("li", {}, fact)));

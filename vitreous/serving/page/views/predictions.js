@@ -4,6 +4,7 @@
 import { el, swatch } from "../widgets/dom.js";
 import { percent, t } from "../text/translate.js";
 import { set, view } from "../app/view-state.js";
+import { withoutClasses } from "../image/map-list.js";
 
 export class Predictions {
   constructor(model, onClear) {
@@ -33,7 +34,7 @@ export class Predictions {
     this.erase.textContent = t("erase");
     this.clear.textContent = t("clear");
     this.unknown.textContent = t("unknown");
-    this.tools.hidden = this.model.task !== "classify" || !this.model.heads;
+    this.tools.hidden = !this.model.classifies || !this.model.heads;
     if (this.shown) this.show(this.shown);
   }
 
@@ -42,7 +43,7 @@ export class Predictions {
     this.unknown.hidden = !shown.unknown;
     if (shown.predictions) this.#bars(shown.predictions);
     else if (shown.segments) this.#legend(shown.segments);
-    else this.list.replaceChildren(el("li", { class: "soft" }, t("no-head")));
+    else this.list.replaceChildren(el("li", { class: "soft" }, t(withoutClasses(this.model))));
     this.draw();
   }
 

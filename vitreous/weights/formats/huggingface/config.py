@@ -66,7 +66,7 @@ T = TypeVar("T", int, float, bool, str)
 
 
 class JsonFields:
-    """Typed access to an untrusted JSON object. Missing and null fields get a default; wrong types raise an error."""
+    """Typed access to an untrusted JSON object. Missing and null fields have defaults. Wrong types are errors."""
 
     def __init__(self, path: Path, document: Mapping[str, Any]):
         self.path, self.document = path, document
@@ -98,7 +98,7 @@ class JsonFields:
         sides = [sides, sides] if type(sides) is int else sides
         is_pair = isinstance(sides, list) and len(sides) == 2
         if not is_pair or not all(type(side) is int and 0 < side < MAX_SIDE for side in sides):
-            self.fail(key, value, "one positive integer or two (height and width)")
+            self.fail(key, value, "one positive integer, or two (height and width)")
         return sides[0], sides[1]
 
     def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
@@ -115,7 +115,7 @@ class JsonFields:
 
 
 def _is_finite(value: object) -> bool:
-    """Return True for a number that fits in a float. Numbers in JSON may be too large, or NaN."""
+    """Return True for a finite number that fits in a float. JSON numbers may be NaN or too large."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
@@ -270,9 +270,9 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:
-    """Return the integer `mlp_ratio` with which DINOv2 has this MLP width, or None if there is none."""
+    """Return the integer `mlp_ratio` with which DINOv2 has this MLP width, or None if no integer fits."""
     for ratio in range(1, MAX_RATIO + 1):
-        wide = config.width * ratio  # SwiGLU uses 2/3 of it, rounded up to a multiple of 8
+        wide = config.width * ratio  # SwiGLU uses 2/3 of this width, rounded up to a multiple of 8
         if (-(-(2 * wide // 3) // 8) * 8 if isinstance(config.mlp, options.SwiGlu) else wide) == config.mlp_width:
             return ratio
     return None

@@ -36,7 +36,8 @@ from vitreous.weights.formats.write_checks import (
 )
 
 PATCHES = "embeddings.patch_embeddings.projection"
-# From the in-memory names of version 5 to the names in files (those of version 4). DINOv2's MLP has the same in both.
+# From the in-memory names of version 5 to the names in files (those of version 4). DINOv2's MLP has the same names in
+# both versions.
 RENAMES = (
     (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
     (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
@@ -165,7 +166,7 @@ def _head(config: ViTConfig) -> list[Row]:
 
 
 def _half(mean: bool) -> Conversion:
-    """Convert the half of DINOv2's classifier for the class token (for the patch mean if `mean`); the rest is zeros."""
+    """Convert the half of DINOv2's classifier for the patch mean (if `mean`) or class token. The other half is 0."""
 
     def write(weight: Tensor) -> Tensor:
         width = weight.shape[1]
@@ -198,7 +199,7 @@ def _family_problems(config: ViTConfig) -> list[str]:
 
 
 def _output_problems(config: ViTConfig) -> list[str]:
-    # DINOv2's classifier uses the class token and the mean of the patches; the weights of one may be zeros.
+    # DINOv2's classifier uses the class token and the mean of the patches; the weights of one of them may be zeros.
     mean = config.layer_scale is not None and config.num_classes and config.pool == GlobalAverage("before")
     lines = []
     if not (isinstance(config.pool, ClassToken) or mean):

@@ -62,7 +62,7 @@ def infer_preprocessing(state: StateDict, builder: ConfigBuilder) -> None:
     else:
         builder.set(preprocessing=preprocessing)
     if size is not None and size != (native := builder.fields["image_size"]):
-        reason = f"size of the position table; the processor uses {size[0]} x {size[1]} (pass image_size to use that)"
+        reason = f"size of the position table; the processor uses {size[0]} x {size[1]} (pass image_size to use it)"
         builder.default(reason, image_size=native)
 
 
@@ -100,7 +100,7 @@ def read_processor(
 
 
 def _resized(fields: JsonFields, shortest: bool) -> tuple[int | None, Size | None]:
-    """Return (length of the shorter side, None), or (None, both sides)."""
+    """Return (shorter side, None) if the aspect ratio is kept, otherwise (None, (height, width))."""
     given = fields.document["size"]
     if isinstance(given, dict) and "shortest_edge" in given:
         edge = JsonFields(fields.path, given).get(int, "shortest_edge", 0)

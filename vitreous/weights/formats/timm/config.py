@@ -67,7 +67,7 @@ def is_architecture(name: str, width: int) -> bool:
 
 
 def architecture_of(state: StateDict) -> str:
-    """Return the architecture name from config.json, the metadata or the path of a checkpoint, or ""."""
+    """Return the architecture name from config.json, the metadata or the path. Return "" if none names it."""
     if isinstance(stated := state.config.get("architecture"), str):
         return stated
     width = state.shape("patch_embed.proj.weight", 4)[0]
@@ -83,13 +83,13 @@ def names_in(path: Path) -> list[str]:
     return [END.split(part.rpartition("--")[2])[0] for part in parts]
 
 
-# Architectures whose tensors do not determine all properties. All others have exact GELU and the usual number of heads.
+# Architectures whose tensors do not determine all properties. All others use exact GELU and the usual number of heads.
 TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512")
 SIXTEEN_HEADS = re.compile(r"vit_giantopt_.*|vit_base_patch16_gap_224")
 TWO_HEADS = re.compile(r"test_vit2?")
 # Architectures without positions for prefix tokens.
 NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp)_.*")
-# Unsupported architectures with the same tensors: rotary positions besides the learned ones, or norms after the layers.
+# Unsupported architectures with the same tensors: rotary and learned positions, or norms after the layers.
 UNSUPPORTED = re.compile(r"vit_.*_(rope|rpn)_.*")
 SWIGLU = re.compile(r"vit_giant_patch14_(reg\d+_)?(dinov2|tipsv2)")
 ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
@@ -102,7 +102,7 @@ FITS: dict[str, Literal["crop", "squash-crop", "pad"]] = {"center": "crop", "squ
 
 @dataclass(frozen=True)
 class TimmConfig:
-    """timm's config.json, or the properties implied by the architecture name if there is none."""
+    """timm's config.json. Without this file, properties follow from the architecture name."""
 
     path: Path
     architecture: str
@@ -136,17 +136,17 @@ class TimmConfig:
 
     @property
     def is_known(self) -> bool:
-        """True for a known timm architecture, whose name determines everything not changed by `model_args`."""
+        """True for a known timm architecture, whose name determines everything that `model_args` does not change."""
         return ARCHITECTURE.fullmatch(self.architecture) is not None
 
     @property
     def image_size(self) -> Size | None:
-        """Native image size: `img_size` in `model_args`, or the input size of the preprocessing."""
+        """Native image size: `img_size` in `model_args` or, if missing, the input size of the preprocessing."""
         shape = self.pretrained_cfg.get("input_size") or []
         size = self.args.get("img_size", shape[1:] if isinstance(shape, list) else shape)
         sides = [size, size] if type(size) is int else size
         if not isinstance(sides, list) or len(sides) not in (0, 2) or not all(type(side) is int for side in sides):
-            raise BadCheckpoint(f"{self.path}: img_size must be one integer or two, got {size!r}")
+            raise BadCheckpoint(f"{self.path}: img_size must be one or two integers, got {size!r}")
         return (sides[0], sides[1]) if sides else None
 
     @property
@@ -160,7 +160,7 @@ class TimmConfig:
 
     @property
     def prefix_entries(self) -> bool | None:
-        """True if prefix tokens have positions, False if not, None if unknown."""
+        """True if prefix tokens have position embeddings, False if they have none, None if unknown."""
         if isinstance(without := self.args.get("no_embed_class"), bool):
             return not without
         return False if NO_ENTRIES.fullmatch(self.architecture) else None
@@ -177,7 +177,7 @@ class TimmConfig:
 
     @property
     def approximation(self) -> Literal["erf", "tanh"]:
-        """GELU variant."""
+        """GELU variant, from `act_layer` or the architecture name."""
         name = self.args.get("act_layer") or ("gelu_tanh" if TANH.fullmatch(self.architecture) else "gelu")
         if name not in ACTIVATIONS:
             raise BadCheckpoint(f"{self.path}: act_layer must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
@@ -220,7 +220,7 @@ class TimmConfig:
         return self._exact_preprocessing(size, how) or _timm_interpolation(size, how)
 
     def _exact_preprocessing(self, size: Size, how: options.Preprocessing) -> options.Preprocessing | None:
-        """Return the exact preprocessing if Vitreous wrote the config and crop_pct has not changed since, or None."""
+        """Return the preprocessing that Vitreous recorded, or None if there is no record or crop_pct was changed."""
         own, fraction = self.document.get("geometry"), self.document.get("crop_fraction")
         if own not in get_args(options.Geometry) or not isinstance(fraction, int | float) or not 0.01 <= fraction <= 1:
             return None
@@ -228,7 +228,7 @@ class TimmConfig:
         return ours if _crop_pct(size, ours) == self.pretrained_cfg.get("crop_pct") else None
 
     def labels(self, num_classes: int) -> tuple[str, ...]:
-        """Return the class names, or () if there are not `num_classes` of them."""
+        """Return the class names, or () if their number is not `num_classes`."""
         names = self.document.get("label_names") or self.pretrained_cfg.get("label_names") or []
         if isinstance(names, dict):  # {"0": name, ...}
             names = [names.get(str(i)) for i in range(len(names))]
@@ -238,7 +238,10 @@ class TimmConfig:
 
 
 def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return one number if all are equal, one per channel, or the mean (as in timm) if the count does not match."""
+    """Return one number if all `numbers` are equal, otherwise one per channel.
+
+    If their number is not `channels`, return their mean, as timm does.
+    """
     if len(set(numbers)) == 1:
         return numbers[:1]
     return numbers if len(numbers) == channels else (sum(numbers) / max(len(numbers), 1),)
@@ -316,7 +319,7 @@ def timm_preprocessing(config: ViTConfig) -> options.Preprocessing:
 
 
 def _crop_pct(size: Size, how: options.Preprocessing) -> float:
-    """Return a crop_pct with which timm, although it rounds down, resizes to the same size."""
+    """Return a crop_pct with which timm, which rounds down, resizes to the same size as Vitreous."""
     if how.fit == "squash":
         return 1.0
     target = scaled(size, how)
@@ -338,7 +341,7 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
         "crop_mode": {"crop": "center", "pad": "border"}.get(how.fit, "squash"),
         "mean": list(how.mean) * (channels if len(how.mean) == 1 else 1),
         "std": list(how.std) * (channels if len(how.std) == 1 else 1),
-        # If first_conv is set, timm assumes filters for three channels and converts them to any other number.
+        # If first_conv is set, timm assumes filters for three channels and converts them to the model's channels.
         **({"first_conv": first_conv} if channels == 3 else {}),
         "classifier": ["head", "head_dist"] if config.distillation_token else "head",
     }

@@ -1,4 +1,4 @@
-"""timm checkpoints, and timm's layout, which DeiT, MAE, DINOv2 and PaddleClas also use with a few different names.
+"""timm checkpoints, and timm's layout, which DeiT, MAE, DINOv2 and PaddleClas share except for a few names.
 
 A checkpoint is a state dict, or a folder with the config.json that `timm.models.save_for_hf` writes. Names follow
 timm 1.0 (`vision_transformer.py`, `vision_transformer_hybrid.py`, `resnetv2.py`).
@@ -112,7 +112,7 @@ def _tokens(config: ViTConfig, names: Names) -> list[Row]:
 
 
 def with_registers(entries: int, registers: int, grid: tuple[int, int]) -> Conversion:
-    """Create a conversion of registers with positions. Vitreous stores the sum of both, in the checkpoint's dtype."""
+    """Create a conversion for registers with positions. Vitreous stores the sum of each register and its position."""
 
     def read(theirs: list[Tensor]) -> list[Tensor]:
         positions, tokens = theirs
@@ -198,7 +198,7 @@ def infer_timm(
     entries: bool | None = None,
     published: bool = False,
 ) -> None:
-    """Set the fields that follow from shapes. The caller sets numerics and preprocessing.
+    """Set the config fields that follow from tensor shapes. The caller sets numerics and preprocessing.
 
     native: Image size in a config file, or None. num_heads: Number of heads in a config file, or None. entries: Prefix
     tokens have positions always (True), usually (None) or usually not (False). published: See `infer_heads`.
@@ -237,7 +237,7 @@ def infer_timm(
 
 
 def _read_stem(state: StateDict) -> tuple[options.ResNetStem | None, int]:
-    """Return the ResNet stem and its number of input channels, or (None, 0)."""
+    """Return the ResNet stem and its number of input channels, or (None, 0) if there is no stem."""
     backbone = "patch_embed.backbone"
     root = next(
         (name for name in (f"{backbone}.conv", f"{backbone}.stem.conv") if f"{name}.weight" in state.tensors), None
@@ -277,7 +277,7 @@ def _set_output(state: StateDict, builder: ConfigBuilder, names: Names) -> None:
 
 
 def _matrix(state: StateDict, names: Names, layer: str) -> tuple[int, int] | None:
-    """Return the number of outputs and inputs of a linear layer, or None if it does not exist."""
+    """Return the number of outputs and inputs of a linear layer, or None if the layer does not exist."""
     if f"{layer}.weight" not in state.tensors:
         return None
     rows, columns = state.shape(f"{layer}.weight", 2)
@@ -400,7 +400,7 @@ def _set_pool(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> N
 
 
 def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> options.PoolConfig:
-    """Return the pooling, after checking that `stated` fits the tensors. A final norm fits class token and mean."""
+    """Return the pooling. Raise BadCheckpoint if `stated` does not match the pooling `seen` in the tensors."""
     if isinstance(seen, options.AttentionPool) and {"cls_token", "reg_token"} & set(state.tensors):
         raise BadCheckpoint(
             f"{state.path} has attention pooling that excludes the class token or registers, which is not supported"
@@ -438,7 +438,7 @@ MISSING = {
 
 
 def _check_parts(state: StateDict, architecture: str) -> None:
-    """Reject a model with unsupported parts. The error names them and the architecture."""
+    """Raise BadCheckpoint if the model has unsupported parts. The error names the parts and the architecture."""
     names = state.tensors
     parts = [part for pattern, part in PARTS.items() if any(re.search(pattern, name) for name in names)]
     parts += [part for name, part in MISSING.items() if name not in names]
@@ -452,7 +452,7 @@ def _check_parts(state: StateDict, architecture: str) -> None:
 
 
 def _has_norms_after(state: StateDict) -> bool:
-    """Return True for the tensor order of timm's ResPostBlock, unlike that of plain blocks or of sorted names."""
+    """Return True if the tensors are ordered as in timm's ResPostBlock, not as in plain blocks or sorted by name."""
     parts = [name.split(".")[2] for name in state.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
     first = [part for part in dict.fromkeys(parts) if part in ("attn", "norm1", "mlp", "norm2")]
     return first == ["attn", "norm1", "mlp", "norm2"]

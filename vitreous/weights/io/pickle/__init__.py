@@ -1,4 +1,4 @@
-"""Reader for torch and Paddle pickles that executes no code in them.
+"""Reader for torch and Paddle pickles, which does not execute code in the files.
 
 `read.py` opens the files and writes `.pdparams`, `machine.py` interprets the opcodes, and `tensors.py` builds tensors
 from the few globals that are allowed. All other objects become `Ignored`.

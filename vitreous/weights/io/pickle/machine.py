@@ -25,7 +25,7 @@ BYTES_OPCODES = pickle.BINBYTES + pickle.BINBYTES8  # their data is not copied
 
 
 def interpret(data: memoryview, maker: TensorMaker, at: int = 0) -> tuple[object, int]:
-    """Interpret the pickle that starts at byte `at`; return its value and its end offset."""
+    """Interpret the pickle that starts at byte `at`. Return its value and its end offset."""
     reader = _Reader(data, at)
     machine = _Machine(reader, maker)
     try:
@@ -41,7 +41,7 @@ def interpret(data: memoryview, maker: TensorMaker, at: int = 0) -> tuple[object
 
 
 class _Reader:
-    """Minimal binary file over memory, for `pickletools.genops`."""
+    """Minimal file object that reads from memory, for `pickletools.genops`."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self.data, self.at, self.opcode_at = data, at, at
@@ -125,7 +125,7 @@ class _Machine:
             case "REDUCE":
                 arguments, function = stack.pop(), stack.pop()
                 if type(arguments) is not tuple:
-                    raise InvalidFile(f"passes {type(arguments).__name__} arguments instead of a tuple {ADVICE}")
+                    raise InvalidFile(f"passes arguments as {type(arguments).__name__} instead of a tuple {ADVICE}")
                 stack.append(self.maker.call(function, arguments))
             case "NEWOBJ":
                 _arguments, kind = stack.pop(), stack.pop()

@@ -48,7 +48,7 @@ MAX_DEPTH = 64
 
 
 def read_pickle(path: Path, lazy: bool = False) -> Any:
-    """Read tensors and plain values; other objects become `Ignored`. `lazy` maps arrays even if they are unaligned."""
+    """Read tensors and plain values. Other objects become `Ignored`. With `lazy`, also map unaligned arrays."""
     with errors_for(path), open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise InvalidFile("is empty")
@@ -92,7 +92,7 @@ def _stored(member: Member, data: memoryview) -> memoryview:
 
 
 def _read_old(data: memoryview, at: int) -> Any:
-    """Read the rest of a legacy file, from byte `at`, where the magic number ends."""
+    """Read the rest of a legacy file. The magic number ends at byte `at`."""
     maker, values = TensorMaker(len(data)), []
     for _ in range(4):
         value, at = interpret(data, maker, at)
@@ -129,7 +129,7 @@ def _check_end(data: memoryview, end: int) -> None:
 
 @dataclass
 class _Builder:
-    """Builds the tensors described by a pickle, mapped or copied from the file."""
+    """Builds the tensors that a pickle describes. Their data is mapped or copied from the file."""
 
     data: memoryview  # the file, mapped copy-on-write
     uint16: torch.dtype = torch.uint16  # dtype used for numpy's uint16 arrays
@@ -176,7 +176,7 @@ class _Builder:
         return self._built[view]
 
     def _memory(self, storage: Storage) -> Tensor:
-        """Map a storage from the file, or copy it if it is not aligned."""
+        """Map a storage from the file. Copy a storage that is not aligned."""
         if storage not in self._built:
             if storage.start is None:
                 raise InvalidFile(f"does not contain the storage {shown(storage.key)}")
@@ -199,8 +199,8 @@ class _Builder:
 
     def _bytes(self, value: memoryview | Latin1) -> bytes:
         self._copied += len(value) if isinstance(value, memoryview) else len(value.text)
-        if self._copied > HARMLESS_BYTES + len(self.data):  # the same bytes may be used many times
-            raise InvalidFile(f"expands from {len(self.data):,} bytes to {self._copied:,} bytes of non-tensor data")
+        if self._copied > (most := HARMLESS_BYTES + len(self.data)):  # the same bytes may be used many times
+            raise InvalidFile(f"expands from {len(self.data):,} to more than {most:,} bytes of non-tensor data")
         return bytes(value) if isinstance(value, memoryview) else _encode(value)
 
 

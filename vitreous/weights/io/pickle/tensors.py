@@ -37,7 +37,7 @@ KINDS = {
 }  # fmt: skip
 STORAGES = {f"torch.{name}Storage": getattr(torch, dtype) for name, dtype in KINDS.items()}
 STORAGES["torch.storage.UntypedStorage"] = torch.uint8
-NO_VIEW: tuple[list[None], ...] = ([], [None])  # legacy storages may be views of others, which is not supported
+NO_VIEW: tuple[list[None], ...] = ([], [None])  # legacy storages may be views of other storages, which is not supported
 FUNCTIONS = {
     *("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "torch.Size"),
     *("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"),
@@ -87,7 +87,7 @@ class Ignored:
 
 
 def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
-    """Map an allowed dotted name to its description."""
+    """Map an allowed dotted name to its description. Raise InvalidFile for other names."""
     for new, old in RENAMED.items():
         name = old + name.removeprefix(new) if name.startswith(new) else name
     if name in STORAGES:
@@ -102,7 +102,7 @@ def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
 
 
 def checked_key(key: object) -> object:
-    """Return a key that is safe to hash: nested tuples take exponential time, and large integers can collide."""
+    """Return `key` if it is safe to hash. Nested tuples take exponential time, and large integers can collide."""
     if type(key) not in (str, int, bool, float, type(None)) or (type(key) is int and abs(key) > MAX_KEY):
         raise InvalidFile(
             f"has an unsupported dict key of type {type(key).__name__}; expected a string or a small number"
@@ -115,7 +115,7 @@ def checked_key(key: object) -> object:
 
 @dataclass(eq=False)
 class Storage:
-    """Bytes shared by tensors; `start` is their file offset once known."""
+    """Bytes shared by tensors. `start` is the file offset of the bytes, or None until it is known."""
 
     key: str
     nbytes: int
@@ -312,6 +312,6 @@ class TensorMaker:
             raise InvalidFile(f"contains an array with {held:,} bytes, but its shape {list(shape)} requires {needed:,}")
         self._count_tensor()
         self._array_bytes += needed
-        if self._array_bytes > HARMLESS_BYTES + self.length:  # each array is copied from the file once
-            raise InvalidFile(f"expands from {self.length:,} bytes to {self._array_bytes:,} bytes of arrays")
+        if self._array_bytes > (most := HARMLESS_BYTES + self.length):  # each array is copied from the file once
+            raise InvalidFile(f"expands from {self.length:,} to more than {most:,} bytes of arrays")
         return array

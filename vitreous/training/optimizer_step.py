@@ -13,14 +13,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import parametrize
 from torch.optim.sgd import sgd
 
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.data.loader import Batch
 from vitreous.inference.engine import mixed_precision
 from vitreous.model.block import Block
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import Task
 from vitreous.tasks.config import Optim
-from vitreous.training.distributed import synchronise
+from vitreous.training.ddp_fsdp import synchronise
 from vitreous.training.progress import StepResult
 
 # ---- Optimizers ------------------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ from vitreous.training.progress import StepResult
 
 @dataclass
 class Optimizers:
-    """A single optimizer, or Muon for the block matrices and AdamW for all other weights."""
+    """Either a single optimizer, or Muon for the matrices of the blocks and AdamW for all other weights."""
 
     parts: list[torch.optim.Optimizer]
 
@@ -46,13 +46,13 @@ class Optimizers:
             group["lr"] = group["peak"] * fraction
 
     def step(self, skip: Tensor) -> None:
-        """Update the weights unless `skip` is 1. `skip` is checked on the device, so the host does not wait for it."""
+        """Update the weights unless `skip` is 1. The device checks `skip`, so the host does not wait."""
         for part in self.parts:
             part.grad_scale, part.found_inf = None, skip  # type: ignore[attr-defined]
             part.step()
 
     def create_state(self) -> None:
-        """Create the optimizer state before the first step, to load a checkpoint into it."""
+        """Create the optimizer state before the first step, so that a checkpoint can be loaded into it."""
         for group in self.groups:
             group["lr"] = 0.0
             for weight in group["params"]:
@@ -91,7 +91,7 @@ def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Pa
 
 
 def decays(name: str, weight: Tensor) -> bool:
-    """Return True if the weight is decayed: matrices and filters, not biases, norms, scales, tokens or positions."""
+    """Return True if weight decay applies: to matrices and filters, but not to biases, scales, tokens or positions."""
     special = ("prefix.", "position.", ".query", "decoder.classes")
     return weight.ndim >= 2 and not any(part in f".{name}" for part in special)
 
@@ -173,7 +173,7 @@ def rate_fraction(step: int, total: int, optim: Optim) -> float:
 
 
 class Ema:
-    """Exponential moving average of the weights, sharded as they are. The decay is smaller in the first steps."""
+    """Exponential moving average of the weights, sharded like the weights. The decay is smaller in the first steps."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
@@ -203,7 +203,7 @@ class Ema:
 
 # ---- Muon ------------------------------------------------------------------------------------------------------------
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at 0, so five iterations are enough
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # the polynomial is steep at 0, so five iterations are enough
 ROUNDS = 5
 
 
@@ -234,7 +234,7 @@ class Muon(torch.optim.Optimizer):
         for shape in {weight.shape: None for weight in weights}:
             alike = [i for i, weight in enumerate(weights) if weight.shape == shape]
             matrices = torch.cat([unsharded(gradients[i]).reshape(group["parts"], -1, shape[1]) for i in alike])
-            # Scale updates to the usual size of AdamW's (arXiv 2502.16982), so both can share a learning rate.
+            # Scale updates to the usual size of AdamW updates (arXiv 2502.16982), so both can share a learning rate.
             length = 0.2 * math.sqrt(max(matrices.shape[1:]))
             steps = (orthogonalise(matrices).to(weights[0].dtype) * (rate * length)).chunk(len(alike))
             moved = [weights[i] for i in alike]
@@ -248,7 +248,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Float[Tensor, "m r c"]) -> Float[Tensor, "m r c"]:
-    """Approximate U V^T for each matrix U S V^T with the Newton-Schulz iteration in bfloat16."""
+    """Approximate U V^T for each matrix U S V^T by Newton-Schulz iteration in bfloat16."""
     a, b, c = COEFFICIENTS
     x = matrices.bfloat16()
     if tall := x.shape[1] > x.shape[2]:
@@ -270,7 +270,7 @@ def _where(skip: Tensor, kept: Tensor, new: Tensor) -> Tensor:
 
 
 def unsharded(tensor: Tensor) -> Tensor:
-    """Gather the shards of an FSDP tensor. All processes must call this."""
+    """Return the full tensor of an FSDP shard. Other tensors are unchanged. All processes must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -282,7 +282,7 @@ def _like(tensor: Tensor, weight: Tensor) -> Tensor:
 
 
 class Delta(nn.Module):
-    """LoRA parametrization W + B A. B is initialised to zero, so the model is unchanged at first."""
+    """LoRA parametrisation W + B A. B is initialised to zero, so the model is unchanged at first."""
 
     def __init__(self, weight: Tensor, rank: int):
         super().__init__()
@@ -319,6 +319,7 @@ class Stepper:
         optimizers: Optimizers,
         world: World,
         precision: torch.dtype,
+        scaler: torch.amp.GradScaler,
         accumulate: int = 1,
         clip: float = 0.0,
     ):
@@ -326,22 +327,22 @@ class Stepper:
         self.compiled = self.evaluated = module
         self.optimizers, self.world = optimizers, world
         self.precision, self.accumulate, self.clip = precision, accumulate, clip
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
+        self.scaler = scaler
         self.weights = [weight for weight in module.parameters() if weight.requires_grad]
 
     def __call__(self, batch: Batch) -> StepResult:
         return StepResult(*self._backward(batch), self._optimizer_step())
 
     def rehearse(self, batch: Batch) -> None:
-        """Compute gradients and discard them, to measure or compile a step."""
+        """Compute and discard gradients, in order to measure or compile a step."""
         self._backward(batch)
         self.optimizers.zero_grad()
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute gradients; return the sums of the losses and of the metric, and the number of images."""
+        """Compute the gradients of a batch. Return the summed loss, the summed metric and the number of images."""
         inputs = self.task.prepare(batch)
         count = inputs[-1].sum()
-        # Sum over all processes, so every image has the same weight. DDP averages gradients, hence world.size below.
+        # Sum over all processes, so that every image has the same weight. DDP averages gradients, hence world.size.
         total = self.world.sum(count.clone()).clamp(min=1)
         loss_sum, metric_sum = torch.zeros_like(count), torch.zeros_like(count)
         chunks = list(zip(*(tensor.chunk(self.accumulate) for tensor in inputs), strict=True))
@@ -360,11 +361,10 @@ class Stepper:
         for optimizer in self.optimizers.parts:
             self.scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.weights, self.clip or float("inf"))
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP shards it
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # sharded by FSDP
         skipped = (~norm.isfinite()).float()
         self.optimizers.step(skipped)
-        self.optimizers.zero_grad()  # to None, because a CUDA graph's outputs must be freed before it runs again
+        self.optimizers.zero_grad()  # to None, because the outputs of a CUDA graph must be freed before the next run
         if self.scaler.is_enabled():
             self.scaler.update()
-            return torch.zeros_like(skipped)  # occasional overflow is normal in fp16; the scaler adapts
         return skipped

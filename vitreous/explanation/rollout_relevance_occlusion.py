@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.common.checks import Size, check_choice, check_fraction, check_real, check_whole
-from vitreous.explanation import MapName
 from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
     Pooling,
@@ -23,6 +22,7 @@ from vitreous.explanation.attention_and_logit_lens import (
     pooling_weights,
     split_tokens,
 )
+from vitreous.explanation.methods import MapName
 from vitreous.inference.engine import evaluation_mode
 from vitreous.model.pooling import ClassTokenPooling
 from vitreous.model.top_labels import class_probabilities
@@ -69,7 +69,7 @@ def rollout_map(
     fusion: Fusion = "mean",
     discard: float = 0.0,
 ) -> Float[Tensor, "b gh gw"]:
-    """Compute the weight of each patch in the pooled features: the pooling weights times `rollout`."""
+    """Compute the weight of each patch in the pooled features, i.e. the pooling weights times `rollout`."""
     _check(fusion, discard)
     row = captured.pooling_weights().float()
     for layer in reversed(layer_indices(captured.model, layers)):
@@ -103,15 +103,18 @@ def _check(fusion: Fusion, discard: float) -> None:
 
 # ---- Relevance -------------------------------------------------------------------------------------------------------
 # Gradient times attention for one class, propagated through all layers (Chefer et al., arXiv 2103.15679). Each layer
-# contributes the residual plus the positive part of A * dy/dA averaged over heads. The map is the product over all
-# layers, read at the output tokens. Layers are recomputed from their captured inputs, starting from the last, so only
-# one layer's weights are in memory.
+# contributes the residual plus the positive part of A * dy/dA, averaged over heads. The map is the row of the product
+# over all layers that belongs to the output tokens. Layers are recomputed from their captured inputs, starting with
+# the last layer, so that the weights of only one layer are in memory.
 
 
 def relevance(
     captured: CapturedForward, target: int | Sequence[int] | None = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "b gh gw"]:
-    """Compute each patch's relevance for `target`: a class index, one index per image, or None for the top class."""
+    """Compute the relevance of each patch for a class.
+
+    `target` is a class index for all images, a sequence of one index per image, or None for the top class.
+    """
     model, layout = captured.model, captured.layout
     *inputs, last = captured.states
     with evaluation_mode(model), torch.enable_grad():
@@ -123,20 +126,20 @@ def relevance(
             weights, after = model.encoder.explicit_step(layer, before, layout, model.position)
             slope, gradient = torch.autograd.grad(after, (weights, before), gradient)
             row = row + (row[:, None] @ _positive(slope, weights))[:, 0]
-    # Subtract the weights of the output tokens. They already mix all patches, so their positions carry little meaning,
-    # and with average pooling they would dominate the map. With a class token this changes nothing.
+    # Subtract the weights of the output tokens. Output tokens mix all patches, so their positions carry little meaning,
+    # and with average pooling they would dominate the map. With a class token, this changes nothing.
     return captured.on_grid(row - output)
 
 
 def _positive(slope: Tensor, weights: Tensor) -> Tensor:
-    """Return the positive part of dy/dA * A, averaged over heads."""
+    """Return the positive part of gradient times attention weights, averaged over heads."""
     return (slope * weights.detach()).clamp_min(0).mean(dim=1)
 
 
 def _output_relevance(
     captured: CapturedForward, last: Float[Tensor, "b t d"], target: int | Sequence[int] | None
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t d"]]:
-    """Return the relevance of each output token for the class score, and the score's gradient with respect to `last`.
+    """Return the relevance of each output token for the class score, and the gradient of the score w.r.t. `last`.
 
     Average and attention pooling are treated as an attention layer with one query.
     """
@@ -163,8 +166,8 @@ def _score(model: ViT, logits: Float[Tensor, "b classes"], target: int | Sequenc
 
 
 # ---- Occlusion -------------------------------------------------------------------------------------------------------
-# The drop in class probability when a window of the image is masked. It is slow but measures the model's output
-# directly, so it serves as a reference for the other maps.
+# The drop in class probability when a window of the image is masked. This is slow, but it measures the model's output
+# directly and so serves as a reference for the other maps.
 
 Fill = Literal["mean", "blur"]  # replace masked pixels with the mean colour or with the blurred image
 BATCH = 32
@@ -179,10 +182,10 @@ def occlusion(
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Float[Tensor, "h w"]:
-    """Compute the mean drop in probability over all windows that cover each pixel.
+    """Compute, for each pixel, the mean drop in the probability of `target` when a window over the pixel is masked.
 
-    A negative value means that masking raises the probability. By default, windows measure a seventh of the image per
-    side, rounded to patches, and overlap by half.
+    A negative value means that masking raises the probability. By default, the sides of a window are a seventh of the
+    image, rounded to whole patches, and windows overlap by half.
     """
     check_target(captured.model, target)
     size = (captured.images.shape[2], captured.images.shape[3])
@@ -205,7 +208,7 @@ def default_windows(captured: CapturedForward) -> tuple[Size, Size]:
 
 
 def _windows(size: Size, window: Size, stride: Size) -> list[tuple[slice, slice]]:
-    """Return windows that cover an image; the last window per axis is aligned with the image edge."""
+    """Return windows that cover an image. The last window of each row and column is aligned with the image edge."""
     tops, lefts = (
         [*range(0, max(side - length, 0), step), max(side - length, 0)]
         for side, length, step in zip(size, window, stride, strict=True)
@@ -240,7 +243,7 @@ def masked_probabilities(
 
 
 def fill_image(captured: CapturedForward, fill: Fill) -> Float[Tensor, "1 c h w"]:
-    """Return the image that replaces masked pixels."""
+    """Return the image for masked pixels: the mean colour if `fill` is "mean", otherwise a blurred copy."""
     image = captured.images
     if fill == "mean":
         return image.mean(dim=(2, 3), keepdim=True).expand_as(image)
@@ -272,17 +275,17 @@ def as_patches(pixels: Float[Tensor, "h w"], patch_stride: Size) -> Float[Tensor
 
 
 # ---- Faithfulness: deletion and insertion ----------------------------------------------------------------------------
-# If a map is faithful, masking its most important patches lowers the class probability quickly, and revealing them
-# raises it quickly (Petsiuk et al., arXiv 1806.07421).
+# If a map is faithful, the class probability falls quickly when its most important patches are masked, and rises
+# quickly when they are revealed (Petsiuk et al., arXiv 1806.07421).
 
 STEPS = 16
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Deletion and insertion curves of the class probability, and the areas under them."""
+    """Deletion and insertion curves of the class probability, and the areas under the curves."""
 
-    fractions: Float[Tensor, "s"]  # of masked or revealed patches, from 0 to 1
+    fractions: Float[Tensor, "s"]  # fractions of masked or revealed patches, from 0 to 1
     deletion_curve: Float[Tensor, "s"]
     insertion_curve: Float[Tensor, "s"]
 
@@ -305,10 +308,10 @@ def faithfulness(
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Faithfulness:
-    """Mask and reveal patches in order of importance, in `steps` equal steps. Ties are broken by position."""
+    """Measure the class probability while patches are masked or revealed in order of importance, in `steps` steps."""
     grid, size = captured.layout.grid, (captured.images.shape[2], captured.images.shape[3])
     if tuple(importance.shape) != grid:
-        raise ValueError(f"the map must have the shape of the patch grid, {grid}, got {tuple(importance.shape)}")
+        raise ValueError(f"importance must have the shape of the patch grid, {grid}, got {tuple(importance.shape)}")
     check_whole("steps", steps, 1, 2**20)
     check_target(captured.model, target)
     count = importance.numel()
@@ -333,7 +336,7 @@ def random_faithfulness(
     batch_size: int = BATCH,
     between: Callable[[], None] = no_step,
 ) -> Faithfulness:
-    """Return the mean curves over several random patch orders, as a baseline for the maps."""
+    """Return the mean curves over `draws` random patch orders, as a baseline for the maps."""
     generator = torch.Generator().manual_seed(0)
     orders = [torch.rand(captured.layout.grid, generator=generator) for _ in range(draws)]
     runs = [faithfulness(captured, target, order, steps, batch_size=batch_size, between=between) for order in orders]
@@ -355,7 +358,7 @@ def importance_map(
     overlap: bool = True,
     between: Callable[[], None] = no_step,
 ) -> Float[Tensor, "gh gw"]:
-    """Compute an importance map by name. `overlap` makes occlusion windows overlap."""
+    """Compute an importance map by name. If `overlap`, the occlusion windows overlap."""
     match name:
         case "relevance":
             return relevance(captured, target, between)[0]

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from train_runs import SERVER
-from vitreous.common.world import World, world
+from vitreous.common.distributed import World, world
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
 from vitreous.training import Optim
-from vitreous.training.distributed import parallelise
-from vitreous.training.optim import build_optimizers
+from vitreous.training.ddp_fsdp import parallelise
+from vitreous.training.optimizer_step import build_optimizers
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from vitreous.model.presets import configure
 from vitreous.model.vit import ViT
 from vitreous.tasks.classify import TwoHeads
 from vitreous.training import Optim
-from vitreous.training.optim import Muon, Optimizers, build_optimizers, decays
+from vitreous.training.optimizer_step import Muon, Optimizers, build_optimizers, decays
 
 KINDS = ["adamw", "sgd", "muon"]
 

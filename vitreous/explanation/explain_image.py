@@ -13,22 +13,22 @@ from PIL import Image
 
 import vitreous
 from vitreous.common.atomic_files import atomic_file
-from vitreous.common.checks import as_size, check_whole
+from vitreous.common.checks import check_whole
 from vitreous.common.device import check_bytes, choose_device, placed
 from vitreous.common.text import duration
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.data.image import UnreadableImage, fit
 from vitreous.data.sources.base import StoredImage
-from vitreous.explanation import METHODS, Method
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.draw import Canvas, canvas_of
 from vitreous.explanation.explain_report import Figure, draw_figures, write_report
+from vitreous.explanation.methods import METHODS, Method
 from vitreous.explanation.result import Explanation, available_methods, compute, request
+from vitreous.inference import open_model
 from vitreous.inference.engine import Input, check_memory, encoded, input_description, model_input, name_of
 from vitreous.model.protocol import Model
 from vitreous.model.vit import ViT, require_vit
 from vitreous.report.plots import can_draw, is_written_here
-from vitreous.weights.load import load
 
 PAGE, NUMBERS = "report.html", "numbers.json"
 FIGURES = tuple(f"{name}.png" for name in ("seen", "pca_foreground", *METHODS))
@@ -36,7 +36,7 @@ KEYS = {"class", "predictions", "faithfulness", "attention_distance", "lens", "l
 
 
 def explain(
-    model: Model | str | Path,
+    model: Model | str | os.PathLike[str],
     image: str | os.PathLike[str] | bytes | np.ndarray | Image.Image | None,
     *,
     out: str | Path | None = None,
@@ -45,9 +45,9 @@ def explain(
     layers: Sequence[int] = (),
     heads: Sequence[int] = (),
     query: Sequence[int] = (),
-    image_size: int | Sequence[int] = (),
+    image_size: int | Sequence[int] | None = None,
     batch_size: int = 32,
-    device: str = "auto",
+    device: str | torch.device | None = "auto",
     command: str = "vitreous.explain(...)",
     begin: Callable[[str], None] = lambda method: None,
 ) -> Explanation:
@@ -59,11 +59,11 @@ def explain(
         image: A path, an encoded file, uint8 pixels [h, w, c] or a Pillow image. None explains only the weights.
         out: Output folder for figures, numbers.json and report.html. None writes no files.
         target: Label or index of the class to explain. Default: the top prediction.
-        methods: Methods to run. Default: all that the model supports. Occlusion and faithfulness are slow.
+        methods: Methods to run. Default: all methods that the model supports. Occlusion and faithfulness are slow.
         layers: Layers to show, counted from 0, or from the end if negative. Default: all.
         heads: Heads to show for the "heads" method. Default: all.
         query: Row and column of the patch to use as query for attention and similarity.
-        image_size: Input size. Default: the model's own. Position embeddings are resampled to it.
+        image_size: Input size. Default: the image size of the model. Position embeddings are resampled.
         batch_size: Batch size for occlusion and faithfulness.
         device: Device name: auto, cpu, cuda or mps.
         command: Command line to show in the report.
@@ -78,14 +78,14 @@ def explain(
     if isinstance(image, str | os.PathLike):
         image = Path(image).expanduser()
         if image.is_dir():
-            raise ValueError(f"{str(image)!r} is a folder; explain takes a single image")
+            raise ValueError(f"image {str(image)!r} is a folder, but must be an image file")
         if not image.is_file():
             raise ValueError(f"image {str(image)!r} does not exist")
     if folder is not None:
         check_output(folder)
     check_whole("batch_size", batch_size, 1, 2**16)
     checkpoint = type(model).__name__ if isinstance(model, Model) else str(model)
-    vit = open_model(model, image_size, device)
+    vit = open_vit(model, image_size, device)
     chosen, skipped = available_methods(vit.config, image is not None, methods)
     result = request(vit, target, layers, heads, query)
     result.skipped = dict(skipped)
@@ -107,7 +107,7 @@ def explain(
 def _write_files(
     result: Explanation, figures: dict[str, list[Figure]], folder: Path, facts: dict[str, str], command: str
 ) -> list[Path]:
-    """Write numbers.json and report.html, and return the paths of all written files."""
+    """Write numbers.json and report.html. Return the paths of all written files."""
     with atomic_file(folder / NUMBERS) as aside:  # written first, because check_output looks for it
         aside.write_text(json.dumps(result.numbers(), indent=2))
     path, image = Path(facts["checkpoint"]), facts["image"]
@@ -119,7 +119,7 @@ def _write_files(
 
 
 def check_output(out: Path) -> None:
-    """Raise ValueError if `explain` would overwrite a file in the folder that it did not write."""
+    """Raise ValueError if `explain` would overwrite a file that it did not write itself."""
     taken = [name for name in (PAGE, NUMBERS, *FIGURES) if os.path.lexists(out / name)]
     with contextlib.suppress(ValueError):
         if NUMBERS in taken and read_json_object(out / NUMBERS).keys() >= KEYS:
@@ -130,13 +130,11 @@ def check_output(out: Path) -> None:
         )
 
 
-def open_model(model: Model | str | Path, image_size: int | Sequence[int], device: str) -> ViT:
-    """Return the given model, or load it from a checkpoint path, in float32 on the device."""
-    if not isinstance(model, Model):
-        model = load(model, image_size=image_size or None)
-    elif image_size:
-        model = model.resized(as_size(image_size))
-    opened = require_vit(model, "explain")
+def open_vit(
+    model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None, device: str | torch.device | None
+) -> ViT:
+    """Return the Vision Transformer of a model or checkpoint, in float32 on the device."""
+    opened = require_vit(open_model(model, image_size), "explain")
     place, config = choose_device(device, torch.device("cpu")), opened.config
     check_memory(config, place)
     attention = 4 * config.num_heads * config.num_tokens**2  # bytes for one layer
@@ -147,10 +145,10 @@ def open_model(model: Model | str | Path, image_size: int | Sequence[int], devic
 
 
 def _open_image(model: ViT, image: Input, drawn: bool) -> tuple[CapturedForward, Canvas | None]:
-    """Decode the image and capture a forward pass."""
+    """Decode an image and capture a forward pass. If `drawn`, also return a canvas."""
     config = model.config
     if config.channels not in (1, 3):
-        raise ValueError(f"the model takes {config.channels} input channels, but images have 1 (grey) or 3 (RGB)")
+        raise ValueError(f"the model has {config.channels} input channels, but must have 1 (greyscale) or 3 (RGB)")
     try:
         data: StoredImage = encoded(image, config.preprocessing.value_range)
         pixels = fit(data, config.image_size, config.preprocessing, config.channels)

@@ -1,4 +1,4 @@
-"""DDP and FSDP, for runs in several processes. No other file uses them."""
+"""DDP and FSDP for runs in several processes. No other file uses DDP or FSDP."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from vitreous.common.world import World
+from vitreous.common.distributed import World
 from vitreous.model.protocol import Model
 
 

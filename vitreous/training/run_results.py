@@ -1,4 +1,4 @@
-"""The end of a run: evaluates and calibrates `best/`, and writes metrics.json and report.html."""
+"""Evaluates and calibrates `best/` at the end of a run, and writes metrics.json and report.html."""
 
 import json
 import shlex
@@ -13,7 +13,6 @@ from vitreous.common.atomic_files import atomic_file
 from vitreous.common.codec import to_dict
 from vitreous.common.text import duration, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
-from vitreous.inference.calibration import lower_quantiles
 from vitreous.report.html import RunReport, write_report
 from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task
@@ -76,7 +75,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
         for problem in unreadable[:NAMED]:
             console.print(f"  {problem}")
         if len(unreadable) > NAMED:
-            console.print(f"  and {len(unreadable) - NAMED:,} more, all listed in metrics.json")
+            console.print(f"  and {len(unreadable) - NAMED:,} more (see metrics.json for all)")
         console.print(f"report: {path}\n\nNext steps:")
         for line in commands:
             console.print(f"  {line}")
@@ -85,7 +84,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
 
 
 def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
-    """Evaluate the best checkpoint, or the final module if checkpoints omit parts of it, such as MAE's decoder."""
+    """Evaluate the best checkpoint. If it lacks a part, such as MAE's decoder, evaluate the final module instead."""
     if not job.task.complete_checkpoint:
         return job.evaluate(source)
     world = job.world
@@ -96,26 +95,30 @@ def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
 
 
 def _calibrate_best(job: Job, folder: Path) -> Results | None:
-    """Calibrate the best checkpoint on the validation split. Return its results on that split, if they are complete."""
+    """Calibrate the best checkpoint on validation images. Return the results if all validation images were used.
+
+    Return None if only some of the images were used, or if the model cannot be calibrated.
+    """
     if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
         return None
     images = job.task.calibration_images(job.data.val)
     calibrated = job.task.calibrate(_evaluate_best(job, folder, images))
     if calibrated is None:
         return None
-    calibration, results = calibrated
+    fields, results = calibrated
     if job.world.first:
-        model = load_folder(folder / "best").to(job.world.device)
-        familiarity, scores = job.task.fit_familiarity(model, job.data.train, job.data.val)
-        calibration = replace(calibration, familiarities=lower_quantiles(scores))
-        record = {"data": job.data.name, "split": "val", "images": calibration.images}
-        store_calibration(folder / "best", calibration, familiarity, record)
+        model, familiarity = load_folder(folder / "best").to(job.world.device), None
+        if (fitted := job.task.fit_familiarity(model, job.data.train, job.data.val)) is not None:
+            familiarity, quantiles = fitted
+            fields["calibration"] = replace(fields["calibration"], familiarities=quantiles)
+        record = {"data": job.data.name, "split": "val", "images": results.metrics()["count"]}
+        store_calibration(folder / "best", fields, familiarity, record)
     job.world.wait()
     return results if images is job.data.val else None
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:
-    """Return suggested commands for a finished run, with one of its images and the flags that select its split."""
+    """Return suggested commands for a finished run, with an example image and the flags that reproduce the split."""
     val, image = data.val, "IMAGE.jpg"
     source = val.source if isinstance(val, Subset) else val
     if isinstance(source, FileSource) and val.name(0).isprintable():
@@ -124,21 +127,20 @@ def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[T
     for name in ("seed", "val_fraction", "data_root"):
         if (value := getattr(config, name)) != getattr(TrainConfig, name):
             flags += f" --{name.replace('_', '-')} {value}"
-    ignored = config.segmenting.ignore
     values = {
         "best": shlex.quote(str(folder / "best")),
         "folder": shlex.quote(str(folder)),
         "image": image,
-        "data": flags + (f" --ignore {shlex.join(ignored)}" if ignored else "") + " --flip" * config.flip_test,
+        "data": " ".join([flags, *map(shlex.quote, task.eval_flags(config))]),
         "labelled": flags if len(data.classes) > 1 else "FOLDER_OF_CLASSES",
     }
     return [command.format(**values) for command in task.next_steps]
 
 
 def _unreadable(job: Job, rows: list[dict[str, Any]], split: str, results: Results) -> list[str]:
-    """Return all unreadable images of all splits, with reasons. All processes must call this."""
+    """Return the unreadable images of all splits, with reasons. All processes must call this."""
     problems = [problem for row in rows for problem in row.get("unreadable", ())]
-    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only counts
+    if split != "val" and any(row.get("val_unreadable") for row in rows):  # rows contain only the count
         problems += [problem for batch in job.evaluator(job.data.val) for problem in batch.problems]
     problems = [problem for part in job.world.gather(problems) for problem in part]
     return list(dict.fromkeys(problems + results.problems))

@@ -28,7 +28,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """True in the process that writes files and prints."""
+        """True in the process that writes files and prints messages."""
         return self.rank == 0
 
     @property
@@ -42,7 +42,7 @@ class World:
         return tensor
 
     def max(self, number: int) -> int:
-        """Return the maximum over all processes. All processes must call this."""
+        """Return the maximum of `number` over all processes. All processes must call this."""
         if not self.many:
             return number
         numbers = torch.tensor(number, device=self.device)
@@ -50,7 +50,7 @@ class World:
         return int(numbers.item())
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, ordered by rank. All processes must call this."""
+        """Return the list of every process's `value`, ordered by rank. All processes must call this."""
         if not self.many:
             return [value]
         values: list[Any] = [None] * self.size
@@ -58,7 +58,7 @@ class World:
         return values
 
     def first_only(self, function: Callable[[], T]) -> T:
-        """Call a function in the first process, and return its result or raise its error in all processes."""
+        """Call a function in the first process only. All processes return its result or raise its error."""
         outcome: Any = None
         if self.first:
             try:
@@ -77,12 +77,12 @@ class World:
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """Join the process group if this process was started by torchrun, and leave it on exit."""
+    """Yield the World of this process. Under torchrun, join the process group on entry and leave the group on exit."""
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     local = int(os.environ.get("LOCAL_RANK", 0))
     chosen = pick_device(device, local)
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)  # also for memory queries
+        torch.cuda.set_device(chosen)  # memory queries also use the current device
     if size == 1:
         yield World(0, 1, chosen)
         return
@@ -94,5 +94,5 @@ def world(device: str) -> Iterator[World]:
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the torch device with this name; each process on a machine gets its own GPU."""
+    """Return the device called `name`. If there are GPUs, "auto" and "cuda" mean the GPU with index `local_rank`."""
     return choose_device(f"cuda:{local_rank}" if name in ("auto", "cuda") and torch.cuda.is_available() else name)

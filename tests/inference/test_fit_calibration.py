@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vitreous.inference.calibration import (
-    calibrate_scores,
-    cross_fitted,
-    familiarity_ranks,
-    fit_temperature,
-    label_sets,
-    lower_quantiles,
-)
+from vitreous.inference.fit_calibration import calibrate_scores, cross_fitted, fit_temperature, lower_quantiles
+from vitreous.inference.predictor import familiarity_ranks, label_sets
 from vitreous.model.calibration import FRACTIONS, UNKNOWN, Calibration
 
 
@@ -59,7 +53,7 @@ def test_equal_logits_have_a_temperature(logits: Tensor) -> None:
 
 
 def test_no_images_are_an_error() -> None:
-    with pytest.raises(ValueError, match="no readable images"):
+    with pytest.raises(ValueError, match="readable image"):
         fit_temperature(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
 
 

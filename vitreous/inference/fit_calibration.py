@@ -1,4 +1,4 @@
-"""Calibration of class probabilities on validation images: temperature, unknown images, label sets.
+"""Fits a calibration to validation images: the temperature, and thresholds for unknown images and label sets.
 
 Temperature scaling divides all logits by one number, so that predictions with a probability of 80% are correct 80% of
 the time (Guo et al. 2017). It never changes the order of the classes.
@@ -6,17 +6,15 @@ the time (Guo et al. 2017). It never changes the order of the classes.
 An image is unknown if its familiarity score (see `vitreous.model.familiarity`) is lower than that of 95% of the
 validation images.
 
-A label set contains all classes whose probability reaches a threshold: a quantile of the probability of the true class
-among the validation images. It then contains the true class of new images with the chosen probability, for any model
-(split conformal prediction). If the probabilities are correct, no other such sets are smaller on average (Sadinle et
-al. 2019). A set is empty if no class reaches the threshold.
+A label set contains all classes whose probability reaches a threshold. The threshold is a quantile of the probability
+of the true class over the validation images. The label set of a new image then contains the true class with the chosen
+probability, whatever the model (split conformal prediction). If the probabilities are correct, no other method gives
+smaller sets on average (Sadinle et al. 2019). A set is empty if no class reaches the threshold.
 
 n: images; k: classes.
 """
 
-import bisect
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,9 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitreous.model.calibration import FRACTIONS, Calibration
-from vitreous.model.top_labels import Label, top_labels
 
-RANGE = 1e-3, 1e3  # of the temperature
+RANGE = 1e-3, 1e3  # limits of the temperature
 STEPS = 100  # maximum number of Newton or bisection steps; about ten are needed
 
 
@@ -40,12 +37,12 @@ def calibrate_scores(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> 
 def fit_temperature(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> float:
     """Return the temperature that minimises the cross-entropy.
 
-    The targets are smoothed by 1 / (n + 2), as in Platt scaling, so that a few images without an error do not lead to
-    full confidence. The loss is convex in the inverse of the temperature; Newton's method finds its minimum, with a
-    bisection step if a Newton step leaves the bracket.
+    The targets are smoothed by 1 / (n + 2), as in Platt scaling, so that a small sample without errors does not lead to
+    full confidence. The loss is convex in the inverse temperature. Newton's method finds the minimum; a Newton step
+    that leaves the bracket is replaced by a bisection step.
     """
     if not len(labels):
-        raise ValueError("there are no readable images to calibrate on")
+        raise ValueError("calibration needs at least one readable image, got none")
     n, k = logits.shape
     logits = logits.double() - logits.double().mean(dim=1, keepdim=True)  # so that the uniform part of a target is 0
     target = (1 - k / max(k - 1, 1) / (n + 2)) * float(logits.gather(1, labels[:, None]).mean())
@@ -68,9 +65,10 @@ def fit_temperature(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> f
 
 
 def cross_fitted(logits: Float[Tensor, "n k"], labels: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
-    """Return the calibrated probability of the top class of each image, with the temperature of the other half.
+    """Return the calibrated probability of the top class of each image, with cross-fitted temperatures.
 
-    This measures the calibration without another split. Each half has every second image of each class.
+    Each half of the images is scaled with the temperature fitted to the other half, so that no further split is needed
+    to measure the calibration. A half contains every second image of each class.
     """
     order = labels.argsort(stable=True)
     confidence = torch.zeros(len(labels))
@@ -89,28 +87,9 @@ def true_probabilities(
 def lower_quantiles(values: Float[Tensor, "n"]) -> tuple[float, ...]:
     """Return the quantiles for all FRACTIONS that are not too small for n values.
 
-    The quantile for the fraction f is the floor(f (n + 1))-th smallest value: the probability that another value of the
-    same distribution is smaller is at most f.
+    The quantile for the fraction f is the floor(f (n + 1))-th smallest value. A new value from the same distribution is
+    smaller than this quantile with a probability of at most f.
     """
     ordered = np.sort(values.cpu().numpy())
     ranks = [math.floor(fraction * (len(ordered) + 1) + 1e-9) for fraction in FRACTIONS]
     return tuple(float(f"{ordered[rank - 1]:.6g}") for rank in ranks if rank)
-
-
-# ---- Applying a calibration ------------------------------------------------------------------------------------------
-
-
-def familiarity_ranks(calibration: Calibration, scores: Float[Tensor, "b"]) -> list[float]:
-    """Return, for each image, the fraction of the validation images that are at most as familiar."""
-    missing = len(FRACTIONS) - len(calibration.familiarities)
-    fractions = (0.0, *FRACTIONS)
-    return [fractions[bisect.bisect_right(calibration.familiarities, score) + missing] for score in scores.tolist()]
-
-
-def label_sets(
-    calibration: Calibration, probabilities: Float[Tensor, "b k"], labels: Sequence[str], coverage: float
-) -> list[tuple[Label, ...]]:
-    """Return the label set of each image, most probable label first."""
-    sizes = (probabilities >= calibration.probability_threshold(coverage)).sum(dim=1).tolist()
-    ranked = top_labels(probabilities, labels, max([*sizes, 1]))
-    return [row[:size] for row, size in zip(ranked, sizes, strict=True)]
