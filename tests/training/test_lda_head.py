@@ -18,6 +18,7 @@ from train_runs import skip_report, start
 from vitreous.common.checks import BadValue
 from vitreous.data.open import open_data
 from vitreous.model.build import build
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.presets import configure
 from vitreous.serving.models import serve_model
 from vitreous.tasks.classify import Classify
@@ -61,6 +62,22 @@ def test_the_run_folder_is_complete(run: vitreous.Run) -> None:
     assert run.metrics["ece"] < 0.08
     [row] = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert row["train_top1"] == pytest.approx(run.metrics["top1"], abs=0.06)  # leave-one-out, not training accuracy
+
+
+def test_the_encoder_sees_every_training_image_once(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_report(monkeypatch)
+    counts: list[int] = []
+    pooled = vitreous.ViT.pooled
+    monkeypatch.setattr(vitreous.ViT, "pooled", lambda self, x: (counts.append(len(x)), pooled(self, x))[1])
+    run = lda(tmp_path / "run", encoder)
+    data = open_data("digits")
+    assert sum(counts) == len(data.train) + len(data.val)
+    features = vitreous.Predictor(run.model, "cpu").embed(data.train)
+    expected = Familiarity.fit(features, torch.from_numpy(data.train.labels))
+    stored = vitreous.load(run.folder / "best").familiarity
+    torch.testing.assert_close(stored.scores(features), expected.scores(features), rtol=1e-3, atol=1e-2)
 
 
 def test_only_the_head_changes_and_equals_a_numpy_solution(run: vitreous.Run, encoder: Path) -> None:

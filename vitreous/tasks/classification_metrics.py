@@ -316,20 +316,31 @@ def calibration_images(source: Source, num_classes: int) -> Source:
 
 
 def fit_familiarity(
-    predictor: Predictor, train: Source, val: Source, progress: Report = silent
+    predictor: Predictor,
+    train: Source,
+    val: Source,
+    progress: Report = silent,
+    known: tuple[Float[Tensor, "n d"], Int[Tensor, "n"]] | None = None,
 ) -> tuple[Familiarity, tuple[float, ...]]:
-    """Fit a familiarity model to features of training images. Also return quantiles of the validation scores."""
-    parts, most = [], max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
-    for source in (train, val):
-        sample = pick(source, np.arange(0, len(source), -(-len(source) // most)))
-        results = tracked(predictor.stream_embeddings(sample), "extracting features", len(sample), progress)
-        vectors = {row: result.vector for row, result in enumerate(results) if result.vector is not None}
-        if not vectors:
-            raise ValueError(f"cannot calibrate: none of the {len(sample)} images could be read")
-        parts.append((torch.stack(list(vectors.values())), torch.from_numpy(sample.labels[list(vectors)])))
-    (features, labels), (val_features, _) = parts
+    """Fit a familiarity model to features of training images. Also return quantiles of the validation scores.
+
+    `known` are the features and labels of the readable training images, if they have already been computed.
+    """
+    features, labels = known or _sampled_features(predictor, train, progress)
     familiarity = Familiarity.fit(features, labels)
-    return familiarity, lower_quantiles(familiarity.scores(val_features))
+    return familiarity, lower_quantiles(familiarity.scores(_sampled_features(predictor, val, progress)[0]))
+
+
+def _sampled_features(
+    predictor: Predictor, source: Source, progress: Report
+) -> tuple[Float[Tensor, "n d"], Int[Tensor, "n"]]:
+    most = max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
+    sample = pick(source, np.arange(0, len(source), -(-len(source) // most)))
+    results = tracked(predictor.stream_embeddings(sample), "extracting features", len(sample), progress)
+    vectors = {row: result.vector for row, result in enumerate(results) if result.vector is not None}
+    if not vectors:
+        raise ValueError(f"cannot calibrate: none of the {len(sample)} images could be read")
+    return torch.stack(list(vectors.values())), torch.from_numpy(sample.labels[list(vectors)])
 
 
 def rank_batches(count: int, batch_size: int, rank: int, ranks: int) -> list[range]:

@@ -16,8 +16,10 @@ from vitreous.common.distributed import World
 from vitreous.data.sources.base import Source
 from vitreous.evaluation.discriminant import Classifier, Statistics
 from vitreous.evaluation.features import FeatureSet
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import Solution
+from vitreous.tasks.classification_metrics import fit_familiarity
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import TrainConfig, flatten, with_fields
 from vitreous.training.frozen_features import frozen_features
@@ -44,6 +46,7 @@ class LdaHead(Classify):
     def __init__(self, config: TrainConfig, model: Model):
         linear_head(model)  # raises if the head is not linear
         super().__init__(config, model)
+        self.known: FeatureSet | None = None  # features of the training images
 
     @classmethod
     def check(cls, config: TrainConfig) -> None:
@@ -69,8 +72,8 @@ class LdaHead(Classify):
         readable = found.labels >= 0
         if not bool(readable.any()):
             raise ValueError(f"none of the {len(source)} training images could be read")
-        known = FeatureSet(found.features[readable], found.labels[readable])
-        statistics = Statistics.of(known, len(source.classes), solver_device(world.device))
+        self.known = FeatureSet(found.features[readable], found.labels[readable])
+        statistics = Statistics.of(self.known, len(source.classes), solver_device(world.device))
         classifier = fit_head(self.model, statistics)
         log(
             f"linear discriminant analysis: shrinkage {classifier.shrinkage:g}, score factor {classifier.factor:.3g}; "
@@ -86,6 +89,10 @@ class LdaHead(Classify):
             "factor": classifier.factor,
         }
         return Solution(row, {"leave_one_out_top1": classifier.top1}, found.problems)
+
+    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]]:
+        known = None if self.known is None or self.config.flip_test else (self.known.features, self.known.labels)
+        return fit_familiarity(self._predictor(model), train, val, known=known)
 
     def steps_taken(self, steps: int, epochs: int) -> str:
         return "none; the head was computed by linear discriminant analysis"
