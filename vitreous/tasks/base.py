@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue, Size, as_size, fail
 from vitreous.common.distributed import World
+from vitreous.common.progress import Report, silent
 from vitreous.common.rng import SampleRng
 from vitreous.data import Augmentation, Batch, DataSet, Source, open_data
 from vitreous.data.augment.batch import augment
@@ -242,7 +243,7 @@ class Task(ABC):
         """Compute the weights in closed form. `log` is called with lines that report the progress."""
         raise NotImplementedError
 
-    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
+    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int, progress: Report = silent) -> Results:
         """Evaluate the best checkpoint like `vitreous eval`, on the images that belong to process `rank` of `ranks`."""
         raise NotImplementedError
 
@@ -257,7 +258,9 @@ class Task(ABC):
         """
         raise NotImplementedError
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]] | None:
+    def fit_familiarity(
+        self, model: Model, train: Source, val: Source, progress: Report = silent
+    ) -> tuple[Familiarity, tuple[float, ...]] | None:
         """Fit the familiarity model of the best checkpoint. Also return quantiles of the validation scores.
 
         Return None if `calibrate` returns no calibration.

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import BadValue
+from vitreous.common.progress import Report, silent
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
 from vitreous.data.augment.batch import augment, mix
@@ -149,10 +150,10 @@ class Classify(Task):
         """Return the results of one batch."""
         return Evaluation.of(scores, batch.labels, self.model.config.labels, batch.indices, batch.problems)
 
-    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
+    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int, progress: Report = silent) -> Results:
         predictor = self._predictor(model)
         keep_logits = self.calibration_images(source) is source
-        return classify_source(predictor, source, model.config.labels, rank, ranks, keep_logits)
+        return classify_source(predictor, source, model.config.labels, rank, ranks, keep_logits, progress)
 
     def calibration_images(self, val: Source) -> Source:
         return calibration_images(val, self.model.config.num_classes)
@@ -163,8 +164,10 @@ class Classify(Task):
         calibration, calibrated = results.calibrate()
         return {"calibration": calibration}, calibrated
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]] | None:
-        return fit_familiarity(self._predictor(model), train, val)
+    def fit_familiarity(
+        self, model: Model, train: Source, val: Source, progress: Report = silent
+    ) -> tuple[Familiarity, tuple[float, ...]] | None:
+        return fit_familiarity(self._predictor(model), train, val, progress)
 
     def _predictor(self, model: Model) -> Predictor:
         device, flip = next(model.parameters()).device, self.config.flip_test

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from vitreous.common.checks import fail
+from vitreous.common.progress import Report, silent
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import plural
 from vitreous.data import Augmentation, Batch, DataSet, Source, open_masked
@@ -164,10 +165,12 @@ class Segment(Task):
         config, device = self.model.config, next(module.parameters()).device
         return segment_batches(module, batches, device, config.preprocessing, config.labels, precision)
 
-    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> SegmentEvaluation:
+    def evaluate_best(
+        self, model: Model, source: Source, rank: int, ranks: int, progress: Report = silent
+    ) -> SegmentEvaluation:
         device = next(model.parameters()).device
         predictor = SegmentPredictor(model, device, batch_size=EVALUATION_BATCH)
-        return segment_source(predictor, source, model.config.labels, rank, ranks)
+        return segment_source(predictor, source, model.config.labels, rank, ranks, progress)
 
     @classmethod
     def eval_flags(cls, config: TrainConfig) -> list[str]:

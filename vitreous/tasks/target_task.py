@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.common.checks import fail
+from vitreous.common.progress import Report, silent
 from vitreous.data import DataSet, Source, open_data
 from vitreous.data.loader import Batch
 from vitreous.data.sources.targets import TargetKind
@@ -63,15 +64,17 @@ class TargetTask(Classify):
     def results_of(self, batch: Batch, scores: Float[Tensor, "b k"]) -> Results:
         return self.evaluation.of_batch(batch, scores, self.model.config)
 
-    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int) -> Results:
+    def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int, progress: Report = silent) -> Results:
         options: dict[str, Any] = {"batch_size": EVALUATION_BATCH, "flip": self.config.flip_test}
         predictor: Any = predictor_for(model, next(model.parameters()).device, **options, workers=self.config.workers)
-        return self.evaluation.of_source(predictor, source, rank, ranks)
+        return self.evaluation.of_source(predictor, source, rank, ranks, progress)
 
     def calibration_images(self, val: Source) -> Source:
         return val
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]] | None:
+    def fit_familiarity(
+        self, model: Model, train: Source, val: Source, progress: Report = silent
+    ) -> tuple[Familiarity, tuple[float, ...]] | None:
         return None
 
     @classmethod

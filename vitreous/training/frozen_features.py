@@ -3,7 +3,6 @@
 n: images; d: feature width.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,14 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitreous.common.distributed import World
+from vitreous.common.progress import ProgressLines
 from vitreous.data.loader import Batch, Request
 from vitreous.data.sources.base import Source, pick
 from vitreous.evaluation.features import extract_rows
 from vitreous.inference.predictor import Embedder
 from vitreous.model.protocol import Model
 from vitreous.tasks.config import TrainConfig
-
-SECONDS = 20.0  # between progress lines
 
 
 class FrozenFeatures(NamedTuple):
@@ -72,23 +70,12 @@ def frozen_features(
     )
     images = f"{len(source):,} {'mirrored ' if mirrored else ''}images"
     log(f"computing features of {images} with the frozen encoder")
-    local = extract_rows(predictor, pick(source, np.arange(world.rank, len(source), world.size)), progress=_Lines(log))
+    local = extract_rows(
+        predictor, pick(source, np.arange(world.rank, len(source), world.size)), progress=ProgressLines(log)
+    )
     features = torch.zeros(len(source), predictor.width)
     labels, problems = torch.zeros(len(source), dtype=torch.int64), []
     for rank, part in enumerate(world.gather(local)):
         features[rank :: world.size], labels[rank :: world.size] = part.features, part.labels
         problems += part.problems
     return FrozenFeatures(features, labels, problems)
-
-
-class _Lines:
-    """Logs progress every SECONDS seconds."""
-
-    def __init__(self, log: Callable[[str], None]):
-        self.log, self.started = log, time.monotonic()
-        self.printed = self.started
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if (now := time.monotonic()) - self.printed > SECONDS:
-            self.printed = now
-            self.log(f"  {done:,} of {total:,} images, {done / (now - self.started):,.0f} images/s")

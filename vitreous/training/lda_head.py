@@ -13,6 +13,7 @@ from torch import nn
 
 from vitreous.common.checks import BadValue, fail
 from vitreous.common.distributed import World
+from vitreous.common.progress import Report, silent
 from vitreous.data.sources.base import Source
 from vitreous.evaluation.discriminant import Classifier, Statistics
 from vitreous.evaluation.features import FeatureSet
@@ -90,9 +91,11 @@ class LdaHead(Classify):
         }
         return Solution(row, {"leave_one_out_top1": classifier.top1}, found.problems)
 
-    def fit_familiarity(self, model: Model, train: Source, val: Source) -> tuple[Familiarity, tuple[float, ...]]:
+    def fit_familiarity(
+        self, model: Model, train: Source, val: Source, progress: Report = silent
+    ) -> tuple[Familiarity, tuple[float, ...]]:
         known = None if self.known is None or self.config.flip_test else (self.known.features, self.known.labels)
-        return fit_familiarity(self._predictor(model), train, val, known=known)
+        return fit_familiarity(self._predictor(model), train, val, progress, known)
 
     def steps_taken(self, steps: int, epochs: int) -> str:
         return "none; the head was computed by linear discriminant analysis"

@@ -11,6 +11,7 @@ from rich.console import Console
 import vitreous
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.codec import to_dict
+from vitreous.common.progress import ProgressLines, Report, silent
 from vitreous.common.text import duration, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
 from vitreous.report.html import RunReport, write_report
@@ -29,8 +30,10 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
     """Evaluate `best/`, write metrics.json and report.html, and return the metrics. All processes must call this."""
     split, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
     with job.phases("evaluation"):
-        calibrated = _calibrate_best(job, folder)
-        results = calibrated if calibrated is not None and split == "val" else _evaluate_best(job, folder, source)
+        progress = ProgressLines(console.print) if job.world.first else silent
+        results = _calibrate_best(job, folder, progress)
+        if results is None or split == "test":
+            results = _evaluate_best(job, folder, source, progress)
     rows = read_rows(folder / run_folder.METRICS)
     if not rows:
         raise ValueError(f"{folder / run_folder.METRICS} is empty: no metrics to report")
@@ -83,18 +86,18 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
     return metrics
 
 
-def _evaluate_best(job: Job, folder: Path, source: Source) -> Results:
+def _evaluate_best(job: Job, folder: Path, source: Source, progress: Report) -> Results:
     """Evaluate the best checkpoint. If it lacks a part, such as MAE's decoder, evaluate the final module instead."""
     if not job.task.complete_checkpoint:
         return job.evaluate(source)
     world = job.world
     world.wait()  # until the first process has written best/
     model = load_folder(folder / "best").to(world.device)
-    mine = job.task.evaluate_best(model, source, world.rank, world.size)
+    mine = job.task.evaluate_best(model, source, world.rank, world.size, progress)
     return type(mine).join(world.gather(mine))
 
 
-def _calibrate_best(job: Job, folder: Path) -> Results | None:
+def _calibrate_best(job: Job, folder: Path, progress: Report) -> Results | None:
     """Calibrate the best checkpoint on validation images. Return the results if all validation images were used.
 
     Return None if only some of the images were used, or if the model cannot be calibrated.
@@ -102,13 +105,13 @@ def _calibrate_best(job: Job, folder: Path) -> Results | None:
     if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
         return None
     images = job.task.calibration_images(job.data.val)
-    calibrated = job.task.calibrate(_evaluate_best(job, folder, images))
+    calibrated = job.task.calibrate(_evaluate_best(job, folder, images, progress))
     if calibrated is None:
         return None
     fields, results = calibrated
     if job.world.first:
         model, familiarity = load_folder(folder / "best").to(job.world.device), None
-        if (fitted := job.task.fit_familiarity(model, job.data.train, job.data.val)) is not None:
+        if (fitted := job.task.fit_familiarity(model, job.data.train, job.data.val, progress)) is not None:
             familiarity, quantiles = fitted
             fields["calibration"] = replace(fields["calibration"], familiarities=quantiles)
         record = {"data": job.data.name, "split": "val", "images": results.metrics()["count"]}
