@@ -39,7 +39,7 @@ def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path
     extension = Path(path).suffix.lower()
     if extension not in writers:
         allowed = f"{', '.join(writers)}{suggestion(extension, writers)}"
-        fail("out", os.fspath(path), f"a file name ending in one of {allowed}")
+        fail("out", os.fspath(path), f"a folder or a file name ending in one of {allowed}")
     if extension == ".parquet":
         _pyarrow()
     return writers[extension]
@@ -142,6 +142,8 @@ class MaskFolder:
     def __init__(self, folder: Path, paths: Sequence[str | os.PathLike[str]], predictor: SegmentPredictor):
         if not folder.is_dir() and (folder.suffix or folder.exists()):
             fail("out", folder, "a folder for masks, because the model is a segmenter")
+        if not paths:
+            fail("out", folder, "omitted, because masks are only written for image files")
         self.folder, self.predictor = folder, predictor
         absolute = {os.fspath(path): Path(os.path.abspath(path)) for path in paths}
         root = Path(os.path.commonpath([path.parent for path in absolute.values()]))
