@@ -10,17 +10,13 @@ from typing import Any
 from vitreous.common.checks import check_real, check_whole
 
 
-def import_ray(part: str) -> Any:
-    """Import Ray and one of its libraries, `data` or `serve`."""
+def import_ray() -> Any:
+    """Import Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its developers
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # new behaviour; avoids a warning
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         import ray
-
-        if part == "data":
-            import ray.data
-        else:
-            import ray.serve
     except ModuleNotFoundError as error:
         raise ValueError(f'engine "ray" requires {error.name}: pip install "vitreous[ray]"') from error
     return ray
@@ -36,7 +32,7 @@ def connected(ray: Any) -> Iterator[bool]:
         yield False
         return
     before = set(_addresses(ray))
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield ray.get_runtime_context().gcs_address not in before
     finally:

@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 
 from vitreous.cluster.ray_cluster import WorkerSize, import_ray
-from vitreous.cluster.ray_data import run_shards
+from vitreous.cluster.ray_shards import run_shards
 from vitreous.common.checks import check_choice, fail
 from vitreous.inference.compute import Runner, compute
 from vitreous.inference.engine import Images, MultiLabelPrediction, NumberPrediction, Precision, Prediction
@@ -100,7 +100,7 @@ def _runner(engine: EngineName, size: WorkerSize) -> Runner | None:
     """Return the function that computes shards, or None to compute in this process."""
     check_choice("engine", engine, ("local", "ray"))
     if engine == "ray":
-        import_ray("data")  # raises if it is missing
+        import_ray()  # raises if it is missing
         return functools.partial(run_shards, size=size)
     for name, value in (("workers", size.count), ("worker_cpus", size.cpus), ("worker_gpus", size.gpus)):
         if value is not None:

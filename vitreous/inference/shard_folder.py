@@ -1,6 +1,6 @@
 """Writes the results of shards into a folder, one Parquet file per shard, so that an aborted run can be continued.
 
-A file gets its final name once it is complete. `manifest.json` describes the model, the options and the images. A run
+A file gets its final name once it is complete. `_manifest.json` describes the model, the options and the images. A run
 with another manifest is rejected, so the files of a folder always belong together. A run with the same manifest skips
 the shards that have a file.
 """
@@ -22,7 +22,7 @@ from vitreous.inference.shards import Shard, fingerprint
 from vitreous.model.protocol import Model
 from vitreous.weights.native import weights_digest
 
-MANIFEST = "manifest.json"
+MANIFEST = "_manifest.json"  # readers of Parquet folders ignore files that start with an underscore
 UNIMPORTANT = ("batch_size", "device")  # options that do not change the results
 
 
