@@ -50,8 +50,11 @@ def embed(
     """
     output = ("checkpoint", "images", "out", "shard_size")
     options = {name: value for name, value in locals().items() if name not in (*output, "output")}
-    from vitreous.cli.prediction_output import check_output, output_results
+    from vitreous.cli.prediction_output import check_shard_size, is_folder, output_results
     from vitreous.cluster import run_inference
+    from vitreous.inference.prediction_files import writer_for
 
-    check_output(out, shard_size)
+    check_shard_size(shard_size, out)
+    if not is_folder(out):
+        writer_for(out)  # reject an unsupported suffix first
     output_results(run_inference.embed(checkpoint, images, **options), False, out, shard_size)

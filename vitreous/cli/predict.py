@@ -58,8 +58,8 @@ def predict(
     """
     output = ("checkpoint", "images", "json", "out", "shard_size")
     options = {name: value for name, value in locals().items() if name not in (*output, "output")}
-    from vitreous.cli.prediction_output import check_output, output_results
+    from vitreous.cli.prediction_output import check_shard_size, output_results
     from vitreous.cluster import run_inference
 
-    check_output(out, shard_size)
+    check_shard_size(shard_size, out)
     output_results(run_inference.predict(checkpoint, images, **options), json, out, shard_size)

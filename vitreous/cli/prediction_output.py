@@ -15,17 +15,15 @@ from vitreous.common.text import clean, json_text, one_line, plural, printable
 from vitreous.common.text import console as standard_output
 from vitreous.inference import MultiLabelPrediction, NumberPrediction, Prediction, Results, Segmentation
 from vitreous.inference.predict_images import Written
-from vitreous.inference.prediction_files import MaskFolder, as_dict, write, writer_for
+from vitreous.inference.prediction_files import MaskFolder, as_dict, write
 
 Result = Prediction | MultiLabelPrediction | NumberPrediction
 ROWS = 1024  # number of rows that are printed as one table with the same column widths
 SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed
 
 
-def check_output(out: Path | None, shard_size: int | None) -> None:
-    """Reject an unknown file extension, and a shard size without a folder, before anything is computed."""
-    if out is not None and not is_folder(out):
-        writer_for(out)
+def check_shard_size(shard_size: int | None, out: Path | None) -> None:
+    """Reject an invalid shard size, and a shard size without a folder."""
     if shard_size is not None:
         check_whole("shard_size", shard_size, 1, 10**9)
         if out is None or not is_folder(out):

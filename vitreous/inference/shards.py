@@ -139,7 +139,7 @@ def _no_labels(count: int) -> np.ndarray:
 
 def is_container(path: str | os.PathLike[str]) -> bool:
     """Return True for a tar or Parquet file."""
-    return os.path.splitext(path)[1].lower() in CONTAINERS
+    return os.fspath(path).lower().endswith(CONTAINERS)
 
 
 def find_shards(paths: Sequence[Path], size: int | None = None) -> list[Shard]:
@@ -149,10 +149,11 @@ def find_shards(paths: Sequence[Path], size: int | None = None) -> list[Shard]:
     their number of bytes, and Parquet files at row groups. By default, there are about 64 shards, with 64 to 10,000
     images each.
     """
-    groups = {path: row_group_sizes(path) for path in paths if path.suffix.lower() == ".parquet"}
-    tars = {path: path.stat().st_size for path in paths if path.suffix.lower() == ".tar"}
+    containers = [path for path in paths if is_container(path)]
+    groups = {str(path): row_group_sizes(path) for path in containers if path.suffix.lower() == ".parquet"}
+    tars = {str(path): path.stat().st_size for path in containers if str(path) not in groups}
     if size is None:
-        count = len(paths) - len(groups) - len(tars)
+        count = len(paths) - len(containers)
         count += sum(map(sum, groups.values())) + sum(tars.values()) // IMAGE_BYTES
         size = min(max(-(-count // SHARDS), SMALLEST), LARGEST)
     check_whole("shard_size", size, 1, 10**9)
@@ -162,16 +163,16 @@ def find_shards(paths: Sequence[Path], size: int | None = None) -> list[Shard]:
         shards.extend(ImageFiles(folder, tuple(files[i : i + size])) for i in range(0, len(files), size))
         files.clear()
 
-    for path in paths:
-        if not is_container(path):
-            files.append(str(path))
-            continue
-        end_files()
+    for path in map(str, paths):
         if path in tars:
+            end_files()
             parts = max(-(-tars[path] // (size * IMAGE_BYTES)), 1)
-            shards += [TarMembers(folder, str(path), part, parts) for part in range(parts)]
+            shards += [TarMembers(folder, path, part, parts) for part in range(parts)]
+        elif path in groups:
+            end_files()
+            shards += _parquet_shards(folder, path, groups[path], size)
         else:
-            shards += _parquet_shards(folder, str(path), groups[path], size)
+            files.append(path)
     end_files()
     return shards
 
