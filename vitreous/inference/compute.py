@@ -39,12 +39,13 @@ def compute(
         raise BadValue("masks can only be computed if the engine is 'local'")
     if files is None:
         return worker.results(images)
+    paths = () if any(map(is_container, files)) else files
     if run is not None:
-        results = worker.as_results(_stream(worker, job, model, files, run), files, "Ray")
-    elif any(map(is_container, files)):
-        results = worker.results(image for shard in find_shards(files) for image in shard.images())
+        results = worker.as_results(_stream(worker, job, model, files, run), paths, "Ray")
+    elif paths:
+        results = worker.results(paths, paths)
     else:
-        results = worker.results(files, files)
+        results = worker.results(image for shard in find_shards(files) for image in shard.images())
     if worker.columns is not None:
 
         def write_shards(folder: Path, size: int | None) -> Written:
@@ -66,8 +67,7 @@ def _stream(worker: Worker, job: Job, model: Model, files: Sequence[Path], run: 
 def _write(worker: Worker, job: Job, model: Model, shards: list[Shard], path: Path, run: Runner | None) -> Written:
     folder = ShardFolder(path, shards, job, model)
     counts = folder.finished()
-    skipped, started = len(counts), time.perf_counter()
-    before = sum(one.images for one in counts.values())
+    skipped, started, computed = len(counts), time.perf_counter(), 0
     todo = {index: shard for index, shard in enumerate(shards) if index not in counts}
     files = {index: folder.path(index) for index in todo}
     if run is not None:
@@ -77,9 +77,10 @@ def _write(worker: Worker, job: Job, model: Model, shards: list[Shard], path: Pa
     with show_progress(len(shards), skipped) as advance:
         for index, one in finished:
             counts[index] = one
-            advance(sum(one.images for one in counts.values()) - before)
+            computed += one.images
+            advance(computed)
     total = Counts(*map(sum, zip(*counts.values(), strict=True))) if counts else Counts(0, 0)
-    speed = Throughput(total.images - before, time.perf_counter() - started).images_per_second
+    speed = Throughput(computed, time.perf_counter() - started).images_per_second
     return Written(path, *total, len(shards), skipped, speed)
 
 
@@ -90,8 +91,8 @@ def show_progress(shards: int, finished: int) -> Iterator[Callable[[int], None]]
     On a terminal, show a progress bar. Otherwise, print a line every 30 seconds.
     """
     console, started = SafeConsole(stderr=True), time.monotonic()
-    if skipped := finished:
-        print(f"{plural(skipped, 'shard')} of {shards:,} already finished", file=sys.stderr)
+    if finished:
+        print(f"{finished:,} of {plural(shards, 'shard')} already finished", file=sys.stderr)
     text = TextColumn("{task.fields[text]}")
     columns = (TextColumn("shards"), BarColumn(), MofNCompleteColumn(), text, TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:

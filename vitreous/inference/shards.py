@@ -166,7 +166,7 @@ def find_shards(paths: Sequence[Path], size: int | None = None) -> list[Shard]:
     for path in map(str, paths):
         if path in tars:
             end_files()
-            parts = max(-(-tars[path] // (size * IMAGE_BYTES)), 1)
+            parts = max(round(tars[path] / (size * IMAGE_BYTES)), 1)
             shards += [TarMembers(folder, path, part, parts) for part in range(parts)]
         elif path in groups:
             end_files()
