@@ -1,6 +1,6 @@
 """Throughput of `--engine ray` with one and with two workers of one CPU core each, compared with one process.
 
-    python -m benchmarks.cluster CHECKPOINT IMAGES [--count 400] [--rounds 3]
+    python -m benchmarks.cluster CHECKPOINT IMAGES [--count 1000] [--rounds 3]
 
 Each measurement is a run of `vitreous.predict(...).write(...)` on a Ray cluster that is already running, so the time
 includes the start of the workers and the transfer of the model; the time between the first and the last finished shard
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint")
     parser.add_argument("images", nargs="+")
-    parser.add_argument("--count", type=int, default=400, help="number of images")
+    parser.add_argument("--count", type=int, default=1000, help="number of images")
     parser.add_argument("--shard-size", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

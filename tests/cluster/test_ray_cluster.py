@@ -43,6 +43,12 @@ def test_a_worker_that_fits_nowhere_is_rejected(size: WorkerSize) -> None:
         size.fitted([CPU_ONLY, CPU_ONLY], on_cpu=False)
 
 
+def test_a_worker_uses_the_gpu_that_ray_selects_or_none() -> None:
+    with_gpu, without = FittedWorkers(1, 1, 0.5), FittedWorkers(1, 1, 0)
+    assert [with_gpu.device(word) for word in ("auto", "cuda:3", "cpu")] == ["auto", "cuda", "cpu"]
+    assert [without.device(word) for word in ("auto", None, "cpu")] == ["cpu", "cpu", "cpu"]
+
+
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "set", small_images(2))
@@ -63,7 +69,7 @@ def test_missing_ray_is_answered_by_the_server(checkpoint: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     "options",
-    [{"engine": "spark"}, {"workers": 2}, {"worker_gpus": 0.5}, {"engine": "ray", "workers": 0}],
+    [{"engine": "spark"}, {"workers": 2}, {"worker_gpus": 0.5}, {"engine": "ray", "workers": 0}, {"worker_gpus": 1.5}],
     ids=str,
 )
 def test_invalid_options_are_rejected(options: dict[str, Any], images: Path, unchecked: None) -> None:

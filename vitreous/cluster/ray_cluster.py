@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitreous.common.checks import check_real, check_whole
+from vitreous.common.checks import check_real, check_whole, fail
+from vitreous.common.threads import cores
 
 
 def import_ray() -> Any:
@@ -26,22 +27,23 @@ def import_ray() -> Any:
 def connected(ray: Any) -> Iterator[bool]:
     """Connect to the cluster of RAY_ADDRESS or of this machine, or start one for this process. Disconnect at the end.
 
-    Yield True if the cluster ends with this process. An existing connection is used, and kept.
+    Yield True if the cluster was started here, so that it ends with this process. An existing connection is used, and
+    kept.
     """
     if ray.is_initialized():
         yield False
         return
-    before = set(_addresses(ray))
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        yield ray.get_runtime_context().gcs_address not in before
+        ray.init(num_cpus=cores(), **quiet)
+        started = True
+    except ValueError:  # the number of cores cannot be given for an existing cluster
+        ray.init(**quiet)
+        started = False
+    try:
+        yield started
     finally:
         ray.shutdown()
-
-
-def _addresses(ray: Any) -> Sequence[str]:
-    """Return the addresses of running clusters that `ray.init` may connect to."""
-    return [*ray._private.services.find_gcs_addresses(), os.environ.get("RAY_ADDRESS", "")]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class WorkerSize:
             check_whole("worker_cpus", self.cpus, 1, 10**4)
         if self.gpus is not None:
             check_real("worker_gpus", self.gpus, 0, 64)
+            if self.gpus > 1 and self.gpus != int(self.gpus):
+                fail("worker_gpus", self.gpus, "a fraction of 1, or an integer")
 
     def fitted(self, machines: Sequence[Mapping[str, float]], on_cpu: bool) -> "FittedWorkers":
         """Fill in the missing numbers for machines with these resources. Raise ValueError if no worker fits.
@@ -103,6 +107,12 @@ class FittedWorkers:
     count: int
     cpus: int
     gpus: float
+
+    def device(self, wanted: Any) -> Any:
+        """Return the device of a worker. Ray selects the GPU, and a worker without one must not use any."""
+        if str(wanted).startswith("cuda"):
+            return "cuda"
+        return "cpu" if not self.gpus and wanted in ("auto", None) else wanted
 
 
 def machines(ray: Any) -> list[Mapping[str, float]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from vitreous.cluster.ray_cluster import WorkerSize, connected, import_ray, machines
+from vitreous.cluster.ray_cluster import FittedWorkers, WorkerSize, connected, import_ray, machines
 from vitreous.common.checks import check_whole, fail
 from vitreous.common.text import single_spaced
 
@@ -45,12 +45,17 @@ class Load:
 
 
 def run_app(
-    build: Callable[[int], Callable[[], Any]], host: str, port: int, load: Load, replicas: Replicas, on_cpu: bool
+    build: Callable[[FittedWorkers], Callable[[], Any]],
+    host: str,
+    port: int,
+    load: Load,
+    replicas: Replicas,
+    on_cpu: bool,
 ) -> None:
     """Run an app on the cluster, or replace the app that runs there, and print the address.
 
     Return when the app is ready, or when this process is stopped if the cluster ends with it. `build` returns, for the
-    number of CPU cores per replica, a function that creates the app in a replica.
+    resources of a replica, a function that creates the app there.
     """
     ray = import_ray()
     from ray import serve
@@ -61,7 +66,7 @@ def run_app(
         most = max(replicas.most or workers.count, replicas.least)
         room = ray.available_resources()
         surge = room.get("CPU", 0) >= workers.cpus and room.get("GPU", 0) >= workers.gpus
-        app = serve.deployment(serve.ingress(build(workers.cpus))()).options(
+        app = serve.deployment(serve.ingress(build(workers))()).options(
             name=NAME,
             ray_actor_options={"num_cpus": workers.cpus, "num_gpus": workers.gpus},
             autoscaling_config={

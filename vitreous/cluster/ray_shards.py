@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from vitreous.cluster.ray_cluster import FittedWorkers, WorkerSize, connected, import_ray, machines
+from vitreous.common.device import placed
 from vitreous.common.text import single_spaced
 from vitreous.inference.predict_images import Job, Worker
 from vitreous.inference.shard_folder import write_shard
@@ -48,11 +49,10 @@ def run_shards(
     Without `files`, yield the list of results of each shard instead, in the order of the shards.
     """
     ray = import_ray()
-    if str(job.device).startswith("cuda"):
-        job = replace(job, device="cuda")  # Ray selects the GPU
     with connected(ray):
         workers = size.fitted(machines(ray), on_cpu=str(job.device) == "cpu")
-        pool = _Pool(ray, job, model, workers)
+        model = placed(model, torch.device("cpu"), next(model.parameters()).dtype)
+        pool = _Pool(ray, replace(job, device=workers.device(job.device)), model, workers)
         try:
             if files is not None:
                 yield from pool.run({index: (shard, files[index]) for index, shard in shards.items()})

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from vitreous.cluster.ray_cluster import FittedWorkers
 from vitreous.cluster.ray_serve import Load, Replicas, run_app
 from vitreous.inference.engine import Precision
 from vitreous.serving.app import NO_KEY, create_app
 from vitreous.serving.models import check_capacity, load_models
 from vitreous.serving.requests import is_loopback
 from vitreous.serving.settings import Settings
-from vitreous.weights.load import is_hub
 
 OTHER_REQUESTS = 64  # requests per replica that do not wait for a batch, e.g. for files of the page
 
@@ -28,18 +28,18 @@ def run_on_ray(
     replicas: Replicas,
 ) -> None:
     """Serve on a Ray cluster. See `vitreous.serve`."""
-    names = [str(name) if is_hub(str(name)) else os.path.abspath(name) for name in checkpoints]
+    names = [os.path.abspath(name) if os.path.exists(name) else str(name) for name in checkpoints]
     load_models(names, image_size, "cpu", precision, settings.max_batch)  # raises here and not in a replica
     if not is_loopback(settings.host) and settings.api_key is None:
         print(f"vitreous: warning: {NO_KEY}", file=sys.stderr)
 
-    def build(cpus: int) -> Callable[[], Any]:
+    def build(resources: FittedWorkers) -> Callable[[], Any]:
         def build_app() -> Any:
-            torch.set_num_threads(cpus)
-            served = load_models(names, image_size, device, precision, settings.max_batch)
+            torch.set_num_threads(resources.cpus)
+            served = load_models(names, image_size, resources.device(device), precision, settings.max_batch)
             for model in served:
                 check_capacity(model, settings.timeout)
-            return create_app(served, settings, cpus)
+            return create_app(served, settings, resources.cpus)
 
         return build_app
 
