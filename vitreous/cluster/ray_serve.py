@@ -86,7 +86,9 @@ def run_app(
         try:
             serve.run(app.bind(), name=NAME, route_prefix="/")
         except RuntimeError as error:
-            raise ValueError(f"the app could not be started: {single_spaced(str(error), 500)}") from error
+            deployments = serve.status().applications[NAME].deployments.values()
+            reason = " ".join([str(error), *(deployment.message for deployment in deployments)])
+            raise ValueError(f"the server could not be started: {single_spaced(reason, 2000)}") from error
         print(f"Serving on Ray at http://{host}:{port}", flush=True)
         if temporary:
             print("Press Ctrl+C to stop", flush=True)
