@@ -124,6 +124,11 @@ def test_a_rolling_update_loses_no_request(session: Session) -> None:
     assert found["last"] == "second"
 
 
+def test_a_session_stays_on_the_replica_that_has_its_image(session: Session) -> None:
+    found = session.found["serving"]["sessions"]
+    assert [found[name] for name in ("one", "two", "three")] == [[200] * 8] * 3
+
+
 def test_no_process_of_ray_remains(session: Session) -> None:
     for _ in range(100):
         if not session.processes():

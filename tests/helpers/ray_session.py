@@ -95,8 +95,20 @@ def serve(model: str, other: str, image: bytes, port: int) -> dict[str, Any]:
     return {
         "first": first[0], "page": get(port, "/")[0], "script": get(port, "/page/app/main.js")[0],
         "overload": overload, "update": Counter(status for status, _ in answers), "models": sorted(names),
-        "last": json.loads(post(port, image)[1])["model"],
+        "last": json.loads(post(port, image)[1])["model"], "sessions": sessions(other, image, limits),
     }  # fmt: skip
+
+
+def sessions(model: str, image: bytes, limits: dict[str, Any]) -> dict[str, list[int]]:
+    """Open an image on one of two replicas, and request its attention several times, in a session and without."""
+    vitreous.serve(model, **limits, min_replicas=2, max_replicas=2)
+    found = {}
+    for session in ("one", "two", "three", ""):
+        status, body = send(limits["port"], "POST", "/v1/images", image, session)
+        assert status == 200, body
+        path = f"/v1/images/{json.loads(body)['id']}/attention/0"
+        found[session] = [send(limits["port"], "GET", path, None, session)[0] for _ in range(8)]
+    return found
 
 
 @contextlib.contextmanager
@@ -128,12 +140,13 @@ def get(port: int, path: str) -> tuple[int, str]:
     return send(port, "GET", path, None)
 
 
-def send(port: int, method: str, path: str, body: bytes | None) -> tuple[int, str]:
+def send(port: int, method: str, path: str, body: bytes | None, session: str = "") -> tuple[int, str]:
+    headers = {"Content-Type": "image/png"} | ({"X-Session-Id": session} if session else {})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, path, body, {"Content-Type": "image/png"})
+        connection.request(method, path, body, headers)
         reply = connection.getresponse()
-        return reply.status, reply.read().decode()
+        return reply.status, reply.read().decode(errors="replace")
     finally:
         connection.close()
 

@@ -5,6 +5,7 @@ them to a replica (see `session_router`).
 """
 
 import logging
+import math
 import signal
 import threading
 from collections.abc import Callable
@@ -64,8 +65,7 @@ def run_app(
     with connected(ray) as temporary:
         workers = WorkerSize(None, replicas.cpus, replicas.gpus).fitted(machines(ray), on_cpu)
         most = max(replicas.most or workers.count, replicas.least)
-        room = ray.available_resources()
-        surge = room.get("CPU", 0) >= workers.cpus and room.get("GPU", 0) >= workers.gpus
+        surge = _has_room(ray, serve, workers, replicas.least)
         app = serve.deployment(serve.ingress(build(workers))()).options(
             name=NAME,
             ray_actor_options={"num_cpus": workers.cpus, "num_gpus": workers.gpus},
@@ -94,6 +94,19 @@ def run_app(
             print("Press Ctrl+C to stop", flush=True)
             _wait_for_signal()
             serve.delete(NAME)  # finishes the requests in progress
+
+
+def _has_room(ray: Any, serve: Any, workers: FittedWorkers, least: int) -> bool:
+    """Return True if all new replicas of an update fit beside the old ones that they replace one by one.
+
+    Otherwise the update would wait forever for resources.
+    """
+    deployments = getattr(serve.status().applications.get(NAME), "deployments", {})
+    running = sum(sum(deployment.replica_states.values()) for deployment in deployments.values())
+    target = max(running, least)
+    new = target + math.ceil(target * SURGE_PERCENT / 100) - running
+    room = ray.available_resources()
+    return bool(room.get("CPU", 0) >= new * workers.cpus and room.get("GPU", 0) >= new * workers.gpus)
 
 
 def _wait_for_signal() -> None:
