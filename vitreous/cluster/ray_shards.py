@@ -2,7 +2,8 @@
 
 Each worker is a process (a Ray actor) with a copy of the model, which gets one shard at a time. If a worker or its
 machine fails, its shard is computed again by another worker, and a new worker is started as soon as there is room.
-Ray Data is not used: a shard that kills its worker would be repeated forever, as the number of retries cannot be set.
+Ray Data is not used: by default, it retries a shard that kills its worker without limit, and its options for a limit
+are deprecated.
 """
 
 from collections import Counter, deque
