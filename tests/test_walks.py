@@ -94,6 +94,11 @@ def test_load(tmp_path: Path) -> None:
     assert Walk().of(lambda: vitreous.load(tmp_path / "timm")) == documented("Load a timm checkpoint")
 
 
+def test_predict(image: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["predict", str(checkpoint), str(image.parent), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert Walk().of(command(monkeypatch, *words)) == documented("Predict a folder of images into files")
+
+
 def test_explain(image: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["explain", str(checkpoint), str(image), "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert Walk().of(command(monkeypatch, *words)) == documented("Explain an image")

@@ -11,6 +11,8 @@ from vitreous.common.lazy_names import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.cluster.run_inference import embed as embed
+    from vitreous.cluster.run_inference import predict as predict
     from vitreous.data.doctor.check import DataReport as DataReport
     from vitreous.evaluation.calibrate_model import Calibrated as Calibrated
     from vitreous.evaluation.calibrate_model import calibrate as calibrate
@@ -30,8 +32,7 @@ if TYPE_CHECKING:
     from vitreous.inference.engine import Prediction as Prediction
     from vitreous.inference.predict_images import Embeddings as Embeddings
     from vitreous.inference.predict_images import Results as Results
-    from vitreous.inference.predict_images import embed as embed
-    from vitreous.inference.predict_images import predict as predict
+    from vitreous.inference.predict_images import Written as Written
     from vitreous.inference.predictor import MultiLabelPredictor as MultiLabelPredictor
     from vitreous.inference.predictor import Predictor as Predictor
     from vitreous.inference.predictor import RegressPredictor as RegressPredictor
@@ -69,7 +70,7 @@ _HOMES = {
     "convert": "vitreous.weights.convert",
     "create": "vitreous.weights.create",
     "DataReport": "vitreous.data.doctor.check",
-    "embed": "vitreous.inference.predict_images",
+    "embed": "vitreous.cluster.run_inference",
     "Embedding": "vitreous.inference.engine",
     "Embeddings": "vitreous.inference.predict_images",
     "evaluate": "vitreous.evaluation.evaluate_model",
@@ -84,7 +85,7 @@ _HOMES = {
     "MultiLabelPrediction": "vitreous.inference.engine",
     "MultiLabelPredictor": "vitreous.inference.predictor",
     "NumberPrediction": "vitreous.inference.engine",
-    "predict": "vitreous.inference.predict_images",
+    "predict": "vitreous.cluster.run_inference",
     "Prediction": "vitreous.inference.engine",
     "Predictor": "vitreous.inference.predictor",
     "ProbeMetrics": "vitreous.evaluation.probe",
@@ -105,6 +106,7 @@ _HOMES = {
     "TrainConfig": "vitreous.training",
     "ViT": "vitreous.model.vit",
     "ViTConfig": "vitreous.model.config",
+    "Written": "vitreous.inference.predict_images",
 }
 __all__ = sorted(_HOMES)
 if not TYPE_CHECKING:  # mypy would accept any name

@@ -19,6 +19,11 @@ def embed(
     device: str = "auto",
     precision: Literal["fp32", "bf16", "auto"] = "fp32",
     decode: Literal["exact", "fast"] = "exact",
+    engine: Literal["local", "ray"] = "local",
+    workers: int | None = None,
+    worker_cpus: int | None = None,
+    worker_gpus: float | None = None,
+    shard_size: int | None = None,
 ) -> None:
     """Compute an embedding of each image (the pooled features before the head) for search, clustering or training.
 
@@ -27,19 +32,29 @@ def embed(
     Args:
         checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
             dinov2-s, or hf-hub:owner/name.
-        images: Image files, folders or globs, or `-` to read paths from standard input.
-        out: Output file: .parquet, .jsonl, .json or .csv.
+        images: Image files, folders, tar files, Parquet files with images, tables of paths, or globs, or `-` to read
+            paths from standard input.
+        out: Output file (.parquet, .jsonl, .json or .csv), or output folder for one Parquet file per shard, which an
+            aborted run can continue.
         image_size: Input size, by default that of the checkpoint. Position embeddings are resampled.
         flip: Average the embeddings of each image and its mirror image.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
         decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some embeddings slightly.
+        engine: `ray` computes on a Ray cluster: the one at RAY_ADDRESS or on this machine, or else a new one here.
+        workers: Processes on the Ray cluster, by default as many as fit.
+        worker_cpus: CPU cores per process, by default 1 or, with a GPU, the cores that the machine has for it.
+        worker_gpus: GPUs per process, by default 1 if the machines have GPUs. With 0.5, two processes share a GPU.
+        shard_size: Images per file in an output folder, by default 1/64 of the images, from 64 to 10,000.
     """
-    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "out")}
-    from vitreous.cli.prediction_output import output_results
-    from vitreous.inference import predict_images
+    output = ("checkpoint", "images", "out", "shard_size")
+    options = {name: value for name, value in locals().items() if name not in (*output, "output")}
+    from vitreous.cli.prediction_output import check_shard_size, is_folder, output_results
+    from vitreous.cluster import run_inference
     from vitreous.inference.prediction_files import writer_for
 
-    writer_for(out)  # reject an unsupported suffix first
-    output_results(predict_images.embed(checkpoint, images, **options), False, out)
+    check_shard_size(shard_size, out)
+    if not is_folder(out):
+        writer_for(out)  # reject an unsupported suffix first
+    output_results(run_inference.embed(checkpoint, images, **options), False, out, shard_size)

@@ -20,6 +20,11 @@ def predict(
     device: str = "auto",
     precision: Literal["fp32", "bf16", "auto"] = "fp32",
     decode: Literal["exact", "fast"] = "exact",
+    engine: Literal["local", "ray"] = "local",
+    workers: int | None = None,
+    worker_cpus: int | None = None,
+    worker_gpus: float | None = None,
+    shard_size: int | None = None,
     json: bool = False,
     out: Path | None = None,
 ) -> None:
@@ -30,7 +35,8 @@ def predict(
     Args:
         checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
             dinov2-s, or hf-hub:owner/name.
-        images: Image files, folders or globs, or `-` to read paths from standard input.
+        images: Image files, folders, tar files, Parquet files with images, tables of paths, or globs, or `-` to read
+            paths from standard input.
         top: Number of labels per image; 5 by default. A multi-label classifier also reports all labels that reach their
             thresholds.
         coverage: Also report a set of labels that contains the true label with this probability, e.g. 0.9. This needs
@@ -41,11 +47,19 @@ def predict(
         device: auto, cpu, cuda or mps.
         precision: Compute precision.
         decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
+        engine: `ray` computes on a Ray cluster: the one at RAY_ADDRESS or on this machine, or else a new one here.
+        workers: Processes on the Ray cluster, by default as many as fit.
+        worker_cpus: CPU cores per process, by default 1 or, with a GPU, the cores that the machine has for it.
+        worker_gpus: GPUs per process, by default 1 if the machines have GPUs. With 0.5, two processes share a GPU.
+        shard_size: Images per file in an output folder, by default 1/64 of the images, from 64 to 10,000.
         json: Print one line of JSON per image instead of a table.
-        out: Output file (.json, .jsonl, .csv or .parquet) or, for a segmenter, output folder for masks and overlays.
+        out: Output file (.json, .jsonl, .csv or .parquet), or output folder: for masks and overlays of a segmenter,
+            otherwise for one Parquet file per shard, which an aborted run can continue.
     """
-    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "images", "json", "out")}
-    from vitreous.cli.prediction_output import output_results
-    from vitreous.inference import predict_images
+    output = ("checkpoint", "images", "json", "out", "shard_size")
+    options = {name: value for name, value in locals().items() if name not in (*output, "output")}
+    from vitreous.cli.prediction_output import check_shard_size, output_results
+    from vitreous.cluster import run_inference
 
-    output_results(predict_images.predict(checkpoint, images, **options), json, out)
+    check_shard_size(shard_size, out)
+    output_results(run_inference.predict(checkpoint, images, **options), json, out, shard_size)

@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitreous.common.checks import check_whole, fail
 from vitreous.common.text import clean, json_text, one_line, plural, printable
 from vitreous.common.text import console as standard_output
 from vitreous.inference import MultiLabelPrediction, NumberPrediction, Prediction, Results, Segmentation
+from vitreous.inference.predict_images import Written
 from vitreous.inference.prediction_files import MaskFolder, as_dict, write
 
 Result = Prediction | MultiLabelPrediction | NumberPrediction
@@ -20,10 +22,26 @@ ROWS = 1024  # number of rows that are printed as one table with the same column
 SHOWN = 0.005  # classes that cover a smaller fraction of the image are not printed
 
 
-def output_results(results: Results[Any], as_json: bool, out: Path | None) -> None:
+def check_shard_size(shard_size: int | None, out: Path | None) -> None:
+    """Reject an invalid shard size, and a shard size without a folder."""
+    if shard_size is not None:
+        check_whole("shard_size", shard_size, 1, 10**9)
+        if out is None or not is_folder(out):
+            fail("shard_size", shard_size, "omitted unless --out is a folder")
+
+
+def is_folder(out: Path) -> bool:
+    """Return True if `out` is a folder, or will be one: a name without extension."""
+    return out.is_dir() or (not out.suffix and not out.exists())
+
+
+def output_results(results: Results[Any], as_json: bool, out: Path | None, shard_size: int | None = None) -> None:
     """Write results to `out`, or print them. Masks are always summarised on stdout."""
     if results.columns is None:
         _output_masks(results, as_json, out)
+    elif out is not None and is_folder(out):
+        _print_written(results.write(out, shard_size=shard_size), results.where)
+        return
     elif out is not None:
         write(results, out, results.columns)
     elif as_json:
@@ -77,6 +95,16 @@ def _print_summary(results: Results[Any], out: Path | None) -> None:
         raise ValueError(f"no image could be read ({plural(results.images, 'image')} given){where}")
     reasons = " (see the `error` field)" if in_file else ""
     broken = f", {results.errors} unreadable{reasons}" if results.errors else ""
-    speed = f"{results.engine.throughput.images_per_second:.1f} images/s on {results.engine.device}"
+    speed = f"{results.engine.throughput.images_per_second:.1f} images/s on {results.where}"
     to = f"; results written to {out}" if out is not None else ""
     print(printable(f"{plural(results.images, 'image')} processed{broken}, {speed}{to}"), file=sys.stderr)
+
+
+def _print_written(written: Written, where: str) -> None:
+    if written.images and written.errors == written.images:
+        raise ValueError(f"no image could be read ({plural(written.images, 'image')} given); see {written.folder}")
+    broken = f", {written.errors:,} unreadable (see the `error` column)" if written.errors else ""
+    skipped = f", {written.skipped:,} of them from an earlier run" if written.skipped else ""
+    speed = f", {written.images_per_second:.1f} images/s on {where}" if written.skipped < written.shards else ""
+    files = f"{plural(written.shards, 'file')}{skipped}, in {written.folder}"
+    print(printable(f"{plural(written.images, 'image')} processed{broken}{speed}; {files}"), file=sys.stderr)

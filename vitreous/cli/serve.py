@@ -30,6 +30,11 @@ def serve(
     timeout: float = Settings.timeout,
     api_key_file: Path | None = None,
     open: bool = False,
+    engine: Literal["local", "ray"] = "local",
+    min_replicas: int = 1,
+    max_replicas: int | None = None,
+    worker_cpus: int | None = None,
+    worker_gpus: float | None = None,
 ) -> None:
     """Serve models over HTTP, with an API and a web page to explore them.
 
@@ -51,6 +56,12 @@ def serve(
         timeout: Time limit per request in seconds; explanations may take ten times as long.
         api_key_file: File with the API key that requests must send. Alternatively, set VITREOUS_API_KEY.
         open: Open the page in a web browser.
+        engine: `ray` runs replicas on the Ray cluster at RAY_ADDRESS or on this machine, and replaces the server there
+            without losing requests. If there is no cluster, one is started that ends with this command.
+        min_replicas: Smallest number of replicas on Ray.
+        max_replicas: Largest number of replicas under load, by default as many as fit on the cluster.
+        worker_cpus: CPU cores per replica, by default 1 or, with a GPU, the cores that the machine has for it.
+        worker_gpus: GPUs per replica, by default 1 if the machines have GPUs. With 0.5, two replicas share a GPU.
     """
     if not checkpoints:
         raise BadValue("no checkpoint given; pass one or more checkpoint folders or files")
@@ -63,5 +74,6 @@ def serve(
     serving.serve(
         checkpoints, host=host, port=port, image_size=image_size, device=device, precision=precision,
         max_batch=max_batch, max_wait_ms=max_wait_ms, queue=queue, max_body_mb=max_body_mb, max_pixels=max_pixels,
-        timeout=timeout, api_key=api_key, open=open,
+        timeout=timeout, api_key=api_key, open=open, engine=engine, min_replicas=min_replicas,
+        max_replicas=max_replicas, worker_cpus=worker_cpus, worker_gpus=worker_gpus,
     )  # fmt: skip

@@ -2,13 +2,14 @@
 
 `engine` runs a model on images (also for evaluation, probes and serving). `predictor` uses it for classification,
 regression, feature extraction and segmentation; `predictor_for` selects the predictor for the task of a model.
-`predict_images` implements `vitreous.predict` and `vitreous.embed`, and expands folders and globs. `prediction_files`
-writes results, `fit_calibration` fits the temperature and the thresholds for label sets and unknown images, and
-`mask_images` draws masks.
+`predict_images` has the options, images and results of `vitreous.predict` and `vitreous.embed`, which `compute`
+computes. `shards` divides large sets of images, and `shard_folder` writes a file per shard. `prediction_files` writes
+results, `fit_calibration` fits the temperature and the thresholds for label sets and unknown images, and `mask_images`
+draws masks.
 """
 
 from vitreous.inference.engine import Embedding, Engine, MultiLabelPrediction, NumberPrediction, Precision, Prediction
-from vitreous.inference.predict_images import Embeddings, Results, embed, open_encoder, open_model, predict
+from vitreous.inference.predict_images import Embeddings, Results, open_encoder, open_model
 from vitreous.inference.predictor import (
     Embedder,
     FeatureKind,
@@ -36,9 +37,7 @@ __all__ = [
     "Results",
     "SegmentPredictor",
     "Segmentation",
-    "embed",
     "open_encoder",
     "open_model",
-    "predict",
     "predictor_for",
 ]

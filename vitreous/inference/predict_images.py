@@ -1,10 +1,11 @@
-"""`vitreous.predict` and `vitreous.embed`: predictions and features of image files, folders and globs."""
+"""Parts of `vitreous.predict` and `vitreous.embed`: the options, the model, the image files and the results."""
 
 import glob
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -16,6 +17,8 @@ from vitreous.common.checks import BadValue, path_suggestion
 from vitreous.common.text import plural
 from vitreous.data.masks.layouts import mask_files
 from vitreous.data.sources.base import is_image_file, readable_extensions
+from vitreous.data.sources.tables import SUFFIXES as TABLES
+from vitreous.data.sources.tables import image_paths
 from vitreous.inference.engine import (
     Columns,
     Embedding,
@@ -26,32 +29,70 @@ from vitreous.inference.engine import (
     Prediction,
 )
 from vitreous.inference.predictor import Embedder, Segmentation, predictor_for
+from vitreous.inference.shards import is_container
 from vitreous.model.protocol import Model
 from vitreous.weights.load import load
 
 R = TypeVar("R", Prediction, MultiLabelPrediction, NumberPrediction, Embedding, Segmentation)
 
 
+@dataclass(frozen=True)
+class Written:
+    """Result files of a folder.
+
+    Attributes:
+        folder: The folder, with one Parquet file per shard.
+        images: Number of images in all files.
+        errors: Number of images that could not be read.
+        shards: Number of files.
+        skipped: Number of files that existed before.
+        images_per_second: Throughput of the other files.
+    """
+
+    folder: Path
+    images: int
+    errors: int
+    shards: int
+    skipped: int
+    images_per_second: float
+
+
 class Results(Generic[R]):
-    """Results in image order, computed batch by batch on demand. They can be iterated only once.
+    """Results in image order, computed batch by batch on demand. They can be iterated or written only once.
 
     Attributes:
         paths: Image files, if the images were given as files, folders or globs.
         columns: Columns of a table of the results. None if the results are masks.
+        where: Description of the device or the machines that compute the results.
         images: Number of images processed so far.
         errors: Number of images that could not be read.
     """
 
-    def __init__(self, engine: Any, results: Iterator[R], paths: Sequence[Path], columns: Columns | None):
-        self.engine, self.paths, self.columns = engine, paths, columns
+    def __init__(self, engine: Any, results: Iterator[R], paths: Sequence[Path], columns: Columns | None, where: str):
+        self.engine, self.paths, self.columns, self.where = engine, paths, columns, where
         self.images = self.errors = 0
         self._results: Iterator[R] = results
+        self.write_shards: Callable[[Path, int | None], Written] | None = None  # set by `compute`
 
     def __iter__(self) -> Iterator[R]:
         for result in self._results:
             self.images += 1
             self.errors += result.error is not None
             yield result
+
+    def write(self, folder: str | os.PathLike[str], *, shard_size: int | None = None) -> Written:
+        """Compute the results and write one Parquet file per shard (`part-00000-of-00064.parquet`) to a folder.
+
+        If the folder has files of an earlier, aborted run with the same model, options and images, these shards are
+        skipped. The files of any other run are never mixed with new ones. Needs images in files, and not a segmenter.
+
+        Args:
+            folder: A new or empty folder, or the folder of an aborted run.
+            shard_size: Images per shard. The default is 1/64 of the images, from 64 to 10,000.
+        """
+        if self.write_shards is None:
+            raise ValueError("only predictions and embeddings of image files, tar files or tables can be written")
+        return self.write_shards(Path(folder), shard_size)
 
 
 class Embeddings(Results[Embedding]):
@@ -64,67 +105,48 @@ class Embeddings(Results[Embedding]):
         return [name for name, _ in rows], torch.stack([vector for _, vector in rows]) if rows else empty
 
 
-def predict(
-    model: Model | str | os.PathLike[str],
-    images: Images | Sequence[str | os.PathLike[str]],
-    *,
-    top: int | None = None,
-    image_size: int | Sequence[int] | None = None,
-    flip: bool = False,
-    batch_size: int = 32,
-    device: str | torch.device | None = "auto",
-    precision: Precision = "fp32",
-    decode: Literal["exact", "fast"] = "exact",
-    coverage: float | None = None,
-) -> Results[Prediction] | Results[MultiLabelPrediction] | Results[NumberPrediction] | Results[Segmentation]:
-    """Predict labels for images, numbers if the model is a regression model, or masks if it is a segmenter.
+@dataclass(frozen=True)
+class Job:
+    """Predictions or embeddings with certain options. A job can be sent to another process. See `vitreous.predict`."""
 
-    Args:
-        model: A model or a checkpoint (folder, weight file, catalog name, hf-hub:owner/name).
-        images: Paths of files or folders, globs, or images (encoded bytes, uint8 arrays or Pillow images).
-        top: Number of labels per image (default 5). Only for classifiers.
-        image_size: Input size. Default: the image size of the model. Position embeddings are resampled.
-        flip: Average the predictions for each image and its mirror image.
-        decode: "fast" decodes large JPEGs at a reduced scale, which can change results. Not supported for segmenters.
-        coverage: Also return label sets, which contain the true label with this probability. Needs a calibrated model.
+    kind: Literal["predict", "embed"]
+    top: int | None = None
+    flip: bool = False
+    batch_size: int = 32
+    device: str | torch.device | None = "auto"
+    precision: Precision = "fp32"
+    decode: Literal["exact", "fast"] = "exact"
+    coverage: float | None = None
 
-    >>> import vitreous, numpy as np
-    >>> model = vitreous.create("ViT-Lite-6/4", num_classes=3)
-    >>> [prediction] = vitreous.predict(model, np.zeros((48, 64, 3), dtype=np.uint8), device="cpu", top=2)
-    >>> len(prediction.predictions)
-    2
+
+class Worker:
+    """A model on a device that computes the results of a job. The constructor checks the options of the job.
+
+    Attributes:
+        engine: The predictor.
+        columns: Columns of a table of the results. None if the results are masks.
     """
-    stream, paths = _open_images(images)
-    model = open_model(model, image_size)
-    options: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "flip": flip, "decode": decode}
-    predictor = predictor_for(model, device, top=top, coverage=coverage, **options)
-    results: Iterator[Any] = predictor.stream(stream)
-    return Results(predictor, results, paths, predictor.columns)
 
+    def __init__(self, job: Job, model: Model, decode_threads: int | None = None):
+        options: dict[str, Any] = {"batch_size": job.batch_size, "precision": job.precision, "flip": job.flip}
+        options |= {"decode": job.decode, "workers": decode_threads}
+        self.engine: Any
+        self.columns: Columns | None
+        if job.kind == "embed":
+            self.engine = Embedder(model, job.device, **options)
+            self.columns, self._stream = Columns(width=self.engine.width), self.engine.stream_embeddings
+        else:
+            self.engine = predictor_for(model, job.device, top=job.top, coverage=job.coverage, **options)
+            self.columns, self._stream = self.engine.columns, self.engine.stream
 
-def embed(
-    model: Model | str | os.PathLike[str],
-    images: Images | Sequence[str | os.PathLike[str]],
-    *,
-    image_size: int | Sequence[int] | None = None,
-    flip: bool = False,
-    batch_size: int = 32,
-    device: str | torch.device | None = "auto",
-    precision: Precision = "fp32",
-    decode: Literal["exact", "fast"] = "exact",
-) -> Embeddings:
-    """Compute the pooled features before the head for each image. See `predict` for the arguments.
+    def results(self, images: Images, paths: Sequence[Path] = ()) -> Results[Any]:
+        """Return one result per image. `paths` are the files of the images, if known."""
+        return self.as_results(self._stream(images), paths, str(self.engine.device))
 
-    >>> import vitreous, numpy as np
-    >>> model = vitreous.create("ViT-Lite-6/4", num_classes=3)
-    >>> names, vectors = vitreous.embed(model, np.zeros((2, 48, 64, 3), dtype=np.uint8), device="cpu").array()
-    >>> names, vectors.shape
-    (['image 0', 'image 1'], torch.Size([2, 256]))
-    """
-    stream, paths = _open_images(images)
-    encoder = open_encoder(model, image_size)
-    predictor = Embedder(encoder, device, batch_size, precision, flip, decode=decode)
-    return Embeddings(predictor, predictor.stream_embeddings(stream), paths, Columns(width=predictor.width))
+    def as_results(self, stream: Iterator[Any], paths: Sequence[Path], where: str) -> Results[Any]:
+        """Return results of this job that were computed elsewhere."""
+        kind = Embeddings if self.columns is not None and self.columns.width else Results
+        return kind(self.engine, stream, paths, self.columns, where)
 
 
 def open_model(model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None = None) -> Model:
@@ -139,14 +161,13 @@ def open_encoder(model: Model | str | os.PathLike[str], image_size: int | Sequen
     return open_model(model, image_size).backbone
 
 
-def _open_images(images: Any) -> tuple[Images, Sequence[Path]]:
-    """Return the images and their paths. Files, folders and globs are expanded; other inputs have no paths."""
+def find_files(images: Any) -> list[Path] | None:
+    """Expand files, folders and globs (see `expand`). Return None for images in memory."""
     if isinstance(images, str | os.PathLike):
         images = [images]
     if isinstance(images, list | tuple) and all(isinstance(image, str | os.PathLike) for image in images):
-        paths = expand([os.fspath(image) for image in images])
-        return paths, paths
-    return images, ()
+        return expand([os.fspath(image) for image in images])
+    return None
 
 
 # ---- Image paths -----------------------------------------------------------------------------------------------------
@@ -157,11 +178,13 @@ class MasksSkipped(UserWarning):
 
 
 def expand(arguments: Sequence[str]) -> list[Path]:
-    """Return the image files for the arguments, in order and without duplicates.
+    """Return the image files, tar files and Parquet files for the arguments, in order and without duplicates.
 
     Files are accepted with any extension. Folders and globs (`*`, `?`, `[...]`, and `**` for any depth) expand
-    recursively to sorted image files. Masks in a segmentation data set are skipped with a warning. `-` reads paths from
-    standard input, separated by newlines or NUL bytes (as in `find -print0`).
+    recursively to sorted image files. A folder without images expands to its tar files or, if there are none, to its
+    Parquet files. A glob finds such files only by their extension, as in `*.tar`. A table of paths (.csv, .tsv, .jsonl,
+    .ndjson or .parquet) expands to the files in its image column. Masks in a segmentation data set are skipped with a
+    warning. `-` reads paths from standard input, separated by newlines or NUL bytes (as in `find -print0`).
     """
     found: dict[str, Path] = {}
     for argument in arguments:
@@ -186,16 +209,27 @@ def _read_list() -> list[str]:
 def _expand_one(argument: str, literal: bool) -> Iterable[Path]:
     path = Path(argument).expanduser()
     if path.is_dir():
-        return _without_masks(path)
+        return _without_masks(path) or _below(path, is_tar) or _below(path, is_parquet)
     if path.exists():
-        return [path]
+        return _listed_files(path)
     if literal or not glob.has_magic(argument):
         raise ValueError(f"file or folder {argument!r} not found{path_suggestion(path)}")
     matches = [Path(match) for match in sorted(glob.glob(os.path.expanduser(argument), recursive=True))]
     if not matches:
         raise ValueError(f"no files match {argument!r}")
-    images = [path for match in matches for path in (_below(match) if match.is_dir() else [match])]
-    return [path for path in images if is_image_file(path.name)]
+    files = [path for match in matches for path in (_below(match) if match.is_dir() else [match])]
+    wanted = Path(argument).suffix.lower() if is_container(argument) else None
+    return [
+        found
+        for path in files
+        for found in ([path] if is_image_file(path.name) else _listed_files(path) if path.suffix == wanted else [])
+    ]
+
+
+def _listed_files(path: Path) -> list[Path]:
+    """Return the files that a table lists, or the path itself if it is an image or contains the images."""
+    listed = image_paths(path) if path.suffix.lower() in TABLES else None
+    return [path] if listed is None else listed
 
 
 def _without_masks(folder: Path) -> list[Path]:
@@ -210,8 +244,16 @@ def _without_masks(folder: Path) -> list[Path]:
     return images
 
 
-def _below(folder: Path) -> list[Path]:
-    """Return all images in a folder and its subfolders. Links are followed; hidden folders are skipped."""
+def is_tar(name: str) -> bool:
+    return not name.startswith(".") and name.lower().endswith(".tar")
+
+
+def is_parquet(name: str) -> bool:
+    return not name.startswith(".") and name.lower().endswith(".parquet")
+
+
+def _below(folder: Path, wanted: Callable[[str], bool] = is_image_file) -> list[Path]:
+    """Return all wanted files in a folder and its subfolders. Links are followed; hidden folders are skipped."""
     files, seen = [], set()
     for here, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(here)) in seen:  # a symlink cycle
@@ -219,5 +261,5 @@ def _below(folder: Path) -> list[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        files += [Path(here, name) for name in names if is_image_file(name)]
+        files += [Path(here, name) for name in names if wanted(name)]
     return sorted(files)

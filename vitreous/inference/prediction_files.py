@@ -39,7 +39,7 @@ def writer_for(path: str | os.PathLike[str]) -> Callable[[Iterable[Result], Path
     extension = Path(path).suffix.lower()
     if extension not in writers:
         allowed = f"{', '.join(writers)}{suggestion(extension, writers)}"
-        fail("out", os.fspath(path), f"a file name ending in one of {allowed}")
+        fail("out", os.fspath(path), f"a folder or a file name ending in one of {allowed}")
     if extension == ".parquet":
         _pyarrow()
     return writers[extension]
@@ -120,12 +120,35 @@ def _write_parquet(results: Iterable[Result], path: Path, columns: Columns) -> N
     for name in ["label_set"] * columns.label_set + ["labels"] * columns.labels:
         types[name] = arrow.list_(arrow.struct(label))
     schema = arrow.schema({"path": arrow.string(), **types, "error": arrow.string()})
-    with arrow.parquet.ParquetWriter(path, schema) as file:
+    # Features have no repeated values, which a dictionary would need.
+    with arrow.parquet.ParquetWriter(path, schema, use_dictionary=not columns.width) as file:
+        if columns.width:
+            remaining = iter(results)
+            while features := list(itertools.islice(remaining, ROW_GROUP)):
+                file.write_table(_feature_table(arrow, schema, features, columns.width))
+            return
         found = map(as_dict, results)
         # The best label and the numbers are columns of their own.
         rows = ({**row, **next(iter(row.get("predictions", ())), {}), **row.get("values", {})} for row in found)
         while group := list(itertools.islice(rows, ROW_GROUP)):
             file.write_table(arrow.Table.from_pylist(group, schema=schema))
+
+
+def _feature_table(arrow: Any, schema: Any, results: Sequence[Any], width: int) -> Any:
+    """Return a table of embeddings. Copying whole vectors is many times faster than converting single numbers."""
+    vectors = np.zeros((len(results), width), np.float32)
+    for row, result in zip(vectors, results, strict=True):
+        if result.error is None:
+            row[:] = result.vector.numpy()
+    missing = arrow.array([result.error is not None for result in results])
+    return arrow.table(
+        [
+            arrow.array([clean(result.name) for result in results]),
+            arrow.FixedSizeListArray.from_arrays(vectors.ravel(), width, mask=missing),
+            arrow.array([None if result.error is None else clean(result.error) for result in results], arrow.string()),
+        ],
+        schema=schema,
+    )
 
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------
@@ -142,6 +165,8 @@ class MaskFolder:
     def __init__(self, folder: Path, paths: Sequence[str | os.PathLike[str]], predictor: SegmentPredictor):
         if not folder.is_dir() and (folder.suffix or folder.exists()):
             fail("out", folder, "a folder for masks, because the model is a segmenter")
+        if not paths:
+            fail("out", folder, "omitted, because masks are only written for image files")
         self.folder, self.predictor = folder, predictor
         absolute = {os.fspath(path): Path(os.path.abspath(path)) for path in paths}
         root = Path(os.path.commonpath([path.parent for path in absolute.values()]))

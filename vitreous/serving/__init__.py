@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from vitreous.common.checks import check_choice, fail
 from vitreous.serving.settings import Settings as Settings
 
 
@@ -29,8 +30,17 @@ def serve(
     timeout: float = Settings.timeout,
     api_key: str | None = None,
     open: bool = False,
+    engine: Literal["local", "ray"] = "local",
+    min_replicas: int = 1,
+    max_replicas: int | None = None,
+    worker_cpus: int | None = None,
+    worker_gpus: float | None = None,
 ) -> None:
     """Serve models over HTTP until SIGINT or SIGTERM, then finish the requests in progress.
+
+    With the engine "ray", the server runs on the Ray cluster at RAY_ADDRESS or on this machine, and this function
+    returns when the server is ready. A further call replaces the server without losing requests. If there is no
+    cluster, one is started that ends with this process.
 
     checkpoints: one or more checkpoint folders, weight files from other libraries, catalog names, or hf-hub:owner/name.
     host: address to listen on.
@@ -46,6 +56,11 @@ def serve(
     timeout: time limit per request in seconds; explanations may take ten times as long.
     api_key: key that requests must send; None allows all requests.
     open: open the page in a web browser.
+    engine: "local" for one process, or "ray" for several replicas on a Ray cluster.
+    min_replicas, max_replicas: limits for the number of replicas, which depends on the load; by default 1, and as many
+        as fit on the cluster.
+    worker_cpus: CPU cores per replica; by default 1 or, with a GPU, the cores that the machine has for it.
+    worker_gpus: GPUs per replica; by default 1 if the machines have GPUs. With 0.5, two replicas share a GPU.
 
     Raise OSError if the port is in use, and ValueError if a checkpoint is invalid or too large for this machine.
     """
@@ -55,4 +70,19 @@ def serve(
     except ModuleNotFoundError as error:
         raise ValueError(f'serving needs {error.name}: pip install "vitreous[serve]"') from error
     names = [checkpoints] if isinstance(checkpoints, str | Path) else list(checkpoints)
-    run_server(names, settings, image_size, device, precision, open)
+    check_choice("engine", engine, ("local", "ray"))
+    if engine == "local":
+        given = {"max_replicas": max_replicas, "worker_cpus": worker_cpus, "worker_gpus": worker_gpus}
+        for name, value in {**given, "min_replicas": None if min_replicas == 1 else min_replicas}.items():
+            if value is not None:
+                fail(name, value, "omitted for the engine 'local'")
+        run_server(names, settings, image_size, device, precision, open)
+        return
+    from vitreous.cluster.ray_serve import Replicas
+    from vitreous.serving.ray_app import run_on_ray
+
+    for name, value in {"open": open, "port": port}.items():
+        if value == (name == "open"):
+            fail(name, value, "omitted for the engine 'ray'")
+    replicas = Replicas(min_replicas, max_replicas, worker_cpus, worker_gpus)
+    run_on_ray(names, settings, image_size, device, precision, replicas)

@@ -38,6 +38,7 @@ from vitreous.serving.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
 KEEP_ALIVE = 60  # seconds before an idle connection is closed
+NO_KEY = "no API key is set, so anyone who can reach this machine can use the server"
 EXPLAIN_FACTOR = 10  # timeout of explanations, as a multiple of the timeout of other requests
 
 
@@ -49,10 +50,13 @@ class App(FastAPI):
         return Middleware(super().build_middleware_stack(), state.settings, state.metrics, state.scheduler)
 
 
-def create_app(served: Sequence[ServedModel], settings: Settings) -> FastAPI:
-    """Create the app for loaded models. The app is ready once each model has processed one image."""
+def create_app(served: Sequence[ServedModel], settings: Settings, threads: int | None = None) -> FastAPI:
+    """Create the app for loaded models. The app is ready once each model has processed one image.
+
+    `threads`: Number of CPU cores to use. Default: all.
+    """
     metrics = Metrics()
-    torch_threads = max(cores() // BATCH_WORKERS, 1)
+    torch_threads = max((threads or cores()) // BATCH_WORKERS, 1)
     scheduler = Scheduler(settings.max_batch, settings.max_wait_ms / 1e3, settings.queue, metrics, torch_threads)
     metrics.gauges["vitreous_waiting"] = ("Images waiting for a batch.", lambda: scheduler.waiting)
 
@@ -166,8 +170,7 @@ def run_server(
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if not is_loopback(host) and settings.api_key is None:
-            warning = "no API key is set, so anyone who can reach this machine can use the server"
-            print(f"vitreous: warning: {warning}", file=sys.stderr)
+            print(f"vitreous: warning: {NO_KEY}", file=sys.stderr)
         app = create_app(served, settings)
         greeting = f"Serving {', '.join(model.id for model in served)} at {url} (press Ctrl+C to stop)"
         server = Server(uvicorn_config(app, settings), app, greeting, url if open_page else None)

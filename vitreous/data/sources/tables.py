@@ -14,7 +14,7 @@ import importlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,6 +65,18 @@ def open_table(path: Path, root: Path | None = None, targets: TargetKind | None 
         return _from_paths(path, columns[image], rows, root)
     image, label = _find_columns(path, columns, [], [])
     return _from_paths(path, columns[image], Rows([cell_text(value) for value in columns[label]], splits), root)
+
+
+def image_paths(table: Path) -> list[Path] | None:
+    """Return the files that a table lists, without opening them, or None if the table contains the images."""
+    if table.suffix.lower() == ".parquet":
+        if (image := _image_column(table)) in _image_columns(table):
+            return None
+        cells = _read_columns([table], [image])[image]
+    else:
+        columns = _read_csv(table) if table.suffix.lower() in (".csv", ".tsv") else _read_jsonl(table)
+        cells = list(columns[_find_image(table, columns, [])])
+    return [table.parent / cell_text(cell) for cell in cells]
 
 
 def _from_paths(table: Path, cells: Sequence[object], rows: Rows | TargetRows, root: Path | None) -> FoundData:
@@ -213,6 +225,28 @@ def open_parquet(
         return SpanSource([packed], spans[keep], [inside[row] for row in keep], numbers, classes)
 
     return from_rows(name, rows, make, [])
+
+
+def row_group_sizes(path: Path) -> list[int]:
+    """Return the number of rows in each row group of a Parquet file."""
+    metadata = _parquet(path).metadata
+    return [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+
+
+def image_batches(path: Path, row_groups: Sequence[int]) -> Iterator[list[bytes | None]]:
+    """Yield the images in some row groups of a Parquet file, a few rows at a time. An empty cell yields None."""
+    image = _image_column(path)
+    for batch in _parquet(path).iter_batches(batch_size=64, row_groups=list(row_groups), columns=[image]):
+        values = batch.column(0)
+        yield (values.field("bytes") if hasattr(values, "field") else values).to_pylist()
+
+
+def _image_columns(path: Path) -> list[str]:
+    return [field.name for field in _parquet(path).schema_arrow if _has_images(field.type)]
+
+
+def _image_column(path: Path) -> str:
+    return _find_image(path, _parquet(path).schema_arrow.names, _image_columns(path))
 
 
 def choose_files(spec: str, files: Iterable[str], config: str | None) -> dict[str, list[str]]:

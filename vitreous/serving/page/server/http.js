@@ -16,6 +16,9 @@ export class ServerError extends Error {
 /** Creates the error for a request that the model does not support, without sending it. */
 export const unsupported = (code) => new ServerError(0, code, code);
 
+// A server with several replicas sends all requests of a session to the replica that has its images.
+const session = Math.random().toString(36).slice(2);
+
 let key = "";
 let kept = ""; // the last key that the server accepted
 let askForKey = async () => null;
@@ -64,7 +67,7 @@ async function wait(seconds, signal) {
 
 async function request(path, options = {}) {
   for (let attempt = 1; ; attempt++) {
-    const headers = { ...options.headers, ...(key ? { "X-API-Key": key } : {}) };
+    const headers = { "X-Session-Id": session, ...options.headers, ...(key ? { "X-API-Key": key } : {}) };
     let response;
     try {
       response = await fetch(path, { ...options, headers });
