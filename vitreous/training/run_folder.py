@@ -49,7 +49,9 @@ WRITTEN = (
     "last", "best", METRICS, DATA, COMMANDS, "metrics.json", "report.html", "curves.png", "calibration.png",
     "confusion.png", "mistakes.png", "samples.png", "segments.png", "reconstructions.png",
 )  # fmt: skip
-MAY_CHANGE = ("resume", "out", "device", "workers", "parallel", "data_root", "max_unreadable", "allow_data_change")
+MAY_CHANGE = (
+    "resume", "auto_resume", "out", "device", "workers", "parallel", "data_root", "max_unreadable", "allow_data_change",
+)  # fmt: skip
 
 
 class LockWarning(UserWarning):
