@@ -1,18 +1,23 @@
 """Hostile and odd data: images, folders, tables and archives."""
 
+import contextlib
 import csv
+import importlib.util
 import io
 import json
 import os
+import signal
 import socket
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from torture.runner import Case
-from torture.scene import NotRun, Scene, finish, rejected, succeeded
+from torture.scene import NotRun, Scene, finish, rejected, succeeded, wait_until
 
 LITTLE_MEMORY = 1500  # MB
+MARK = "TORTURE_CASE"  # environment variable that marks the processes of a case
 
 
 def picture(height: int = 40, width: int = 50) -> Any:
@@ -277,47 +282,42 @@ def scripts_in_labels(scene: Scene) -> str:
 
 
 def killed_ray_worker(scene: Scene) -> str:
-    import importlib.util
-
     if importlib.util.find_spec("vitreous.cluster") is None:
         raise NotRun("vitreous.cluster is not part of this version")
     if importlib.util.find_spec("ray") is None:
         raise NotRun('ray is not installed: pip install "vitreous[ray]"')
+    data, checkpoint = scene.images(count=400, size=32), scene.checkpoint()
+    one, many = scene.folder / "one", scene.folder / "many"
+    succeeded(scene.vitreous("embed", checkpoint, data, f"--out={one}", "--shard-size=50"))
+    with tempfile.TemporaryDirectory(prefix="ray") as short:  # the paths of sockets are limited
+        variables = {"RAY_ADDRESS": "local", "RAY_TMPDIR": short, "RAY_AUTH_MODE": "disabled", MARK: str(scene.folder)}
+        flags = ("--shard-size=50", "--engine=ray", "--workers=2")
+        running = scene.start("embed", checkpoint, data, f"--out={many}", *flags, env=variables)
+        wait_until(lambda: list(many.glob("*.parquet")) and ray_workers(scene.folder), running, 120)
+        killed = ray_workers(scene.folder)[0]
+        os.kill(killed, signal.SIGKILL)
+        succeeded(finish(running, 240))
+    rows = [embeddings(folder) for folder in (one, many)]
+    assert len(rows[0]) == 800, len(rows[0])
+    assert rows[0] == rows[1], f"{len(rows[1])} rows, or other values"
+    return "one of two workers killed; the same 800 rows"
+
+
+def embeddings(folder: Path) -> list[tuple[str, list[float]]]:
     import pyarrow.parquet as pq
 
-    data, checkpoint = scene.images(count=400, size=32), scene.checkpoint()
-    one, many = scene.folder / "one.parquet", scene.folder / "many.parquet"
-    succeeded(scene.vitreous("embed", checkpoint, data, f"--out={one}"))
-    running = scene.start("embed", checkpoint, data, f"--out={many}", "--engine=ray")
-    killed = kill_ray_worker(running)
-    succeeded(finish(running, 240))
-    tables = [pq.read_table(path).sort_by("path").to_pylist() for path in (one, many)]
-    assert len(tables[0]) == len(tables[1]) == 800, [len(table) for table in tables]
-    assert [row["path"] for row in tables[0]] == [row["path"] for row in tables[1]]
-    return f"process {killed} killed; the same 800 rows"
+    rows = [row for file in folder.glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    return sorted((row["path"], row["embedding"]) for row in rows)
 
 
-def kill_ray_worker(running: Any) -> int:
-    """Kill a process of Ray that computes for this session."""
-    import signal
-
-    from torture.scene import wait_until
-
-    found: list[int] = []
-
-    def busy() -> bool:
-        for status in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                command, session = status.read_bytes(), os.getsid(int(status.parent.name))
-            except OSError:
-                continue
-            if command.startswith((b"ray::Map", b"ray::_Map")) and session == os.getsid(0):
-                found.append(int(status.parent.name))
-        return bool(found)
-
-    wait_until(busy, running, 120)
-    os.kill(found[0], signal.SIGKILL)
-    return found[0]
+def ray_workers(folder: Path) -> list[int]:
+    """Return the processes of Ray that compute for a case, and no others."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cmdline").read_bytes().startswith(b"ray::ShardProcess"):
+                found += [int(process.name)] * (f"{MARK}={folder}".encode() in (process / "environ").read_bytes())
+    return found
 
 
 CASES = [

@@ -45,9 +45,10 @@ def kill_at_random(scene: Scene) -> str:
 
 def kill_while_saving(scene: Scene) -> str:
     out, steps = scene.folder / "run", []
-    for _ in range(3):
+    for least in (1, 5, 9):
         running = scene.train(out, SAVE_EVERY_STEP, "--auto-resume")
-        wait_until(lambda: (out / "last").exists() and any(out.glob(".last.*.aside")), running)
+        wait_until(lambda least=least: (out / ".saved").exists() and run_step(out) >= least, running)
+        wait_until(lambda: any(out.glob(".last.*.aside")), running)
         running.kill()
         finish(running)
         steps.append(run_step(out))
