@@ -50,7 +50,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.masked_step --device cpu --batch-size 16 --rounds 5
 	@$(BIN)/python -m benchmarks.serving
 
-# Kills, corrupt files, full disks, hostile requests: real processes, about 15 minutes. Rewrites docs/reliability.md.
+# Kills, corrupt files, full disks, hostile requests: real processes; 22 minutes on two busy cores. Rewrites docs/reliability.md.
 torture: setup
 	@PYTHONPATH=tests:tests/helpers $(BIN)/python -m torture --publish
 

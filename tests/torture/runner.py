@@ -133,4 +133,5 @@ def one_line(text: str, length: int = 200) -> str:
 
 
 def system() -> str:
-    return f"{platform.system()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    load = f"load average {os.getloadavg()[0]:.0f}"
+    return f"{platform.system()}, {os.cpu_count()} cores, {load}, Python {platform.python_version()}"

@@ -118,9 +118,7 @@ def overload(scene: Scene) -> str:
         question = [request(HOST, live.port, "/v1/classify", jpeg(1200))]
         found = asyncio.run(closed_loop(HOST, live.port, question, 64, 5))
         statuses = Counter(answer.status for answer in found)
-        assert set(statuses) <= {200, 429, 0}, statuses
-        assert statuses[200] > 0, statuses
-        assert statuses[429] > 0, statuses
+        assert set(statuses) == {200, 429}, statuses
         slowest = max(answer.seconds for answer in found if answer.status == 200)
         works(live)
         return f"64 clients: {statuses[200]} answered (slowest {slowest:.1f} s), {statuses[429]} got 429"
