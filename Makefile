@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup demo test test-fast lint format bench clean
+.PHONY: setup demo test test-fast lint format bench torture clean
 
 setup: .venv/.ready
 
@@ -49,6 +49,10 @@ bench: setup
 	@$(BIN)/python -m benchmarks.checkpoint_load_time
 	@$(BIN)/python -m benchmarks.masked_step --device cpu --batch-size 16 --rounds 5
 	@$(BIN)/python -m benchmarks.serving
+
+# Kills, corrupt files, full disks, hostile requests: real processes; 22 minutes on two busy cores. Rewrites docs/reliability.md.
+torture: setup
+	@PYTHONPATH=tests:tests/helpers $(BIN)/python -m torture --publish
 
 clean:
 	@rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

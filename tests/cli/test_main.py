@@ -1,5 +1,7 @@
 """Parsing that all commands share."""
 
+import io
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +10,7 @@ import pytest
 
 import vitreous
 from command_line import CommandLine
-from vitreous.cli.main import COMMANDS, app
+from vitreous.cli.main import COMMANDS, app, escape_unencodable
 
 
 @pytest.mark.slow
@@ -94,3 +96,12 @@ def test_numbers_may_come_before_a_name(command: CommandLine, words: list[str], 
 
 def test_version_is_printed(command: CommandLine) -> None:
     assert command("--version").stdout == f"vitreous {vitreous.__version__}\n"
+
+
+def test_characters_that_the_terminal_cannot_encode_are_escaped_as_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    escape_unencodable()
+    names = ["cat", "\u732b", "\U0001f408", "caf\udce9"]
+    print(json.dumps(names, ensure_ascii=False), flush=True)
+    assert json.loads(stream.buffer.getvalue()) == names  # type: ignore[attr-defined]

@@ -67,14 +67,21 @@ def finish(config: TrainConfig, **how: Any) -> int | None:
 
 def finish_in_two(config: TrainConfig, **how: Any) -> None:
     """Wait for a run in two processes."""
+    finish_in(2, config, **how)
+
+
+def finish_in(processes: int, config: TrainConfig, **how: Any) -> None:
+    """Wait for a run in several processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    base = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [start(config, world=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **how) for rank in range(2)]
+    base = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        start(config, world=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **how) for rank in range(processes)
+    ]
     for process in ranks:
         process.join(300)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    assert [process.exitcode for process in ranks] == [0] * processes
 
 
 def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, world: Any) -> None:

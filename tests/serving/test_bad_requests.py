@@ -1,37 +1,19 @@
 """Invalid requests get an error with a reason, never a 500, and leave no files behind."""
 
 import socket
-import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from image_bombs import SIGNATURE, bomb, chunk, sides
 from images import encoded, smooth
 from live_server import HOST, Live, process, read_reply
 
 PNG = encoded(smooth(40, 50))
 JPEG = encoded(smooth(40, 50), "JPEG")
 WEBP = encoded(smooth(40, 50), "WEBP")
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
 LIMIT = 200_000  # bytes of a body
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def bomb(side: int, *more: bytes) -> bytes:
-    """A valid PNG of side x side white pixels, compressed a thousand times."""
-    packer = zlib.compressobj(9)
-    row = b"\0" + b"\xff" * (side // 8)
-    pixels = b"".join(packer.compress(row * 100) for _ in range(side // 100)) + packer.flush()
-    return SIGNATURE + b"".join(more) + sides(side) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-
-
-def sides(side: int) -> bytes:
-    return chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
 
 
 def form(field: bytes, data: bytes, end: bytes = b"\r\n--x--\r\n") -> bytes:

@@ -1,6 +1,7 @@
 """Data of every kind that changes between a run's start and its resumption."""
 
 import csv
+import gzip
 import io
 import shutil
 import tarfile
@@ -168,7 +169,9 @@ def test_other_labels_and_classes_are_rejected(allow: bool, tmp_path: Path) -> N
             resume_data(data, before, data.classes, allow)
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08\x00cut"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no gzip", b"\x1f\x8b\x08\x00cut", gzip.compress(b"{}")[:-1], gzip.compress(bytes(1 << 28))]
+)
 def test_a_damaged_record_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "data.json.gz").write_bytes(content)
     with pytest.raises(ValueError, match=r"data\.json\.gz"):

@@ -3,7 +3,10 @@
 Commands import torch only when they run, which keeps `--help` fast.
 """
 
+import codecs
+import io
 import itertools
+import json
 import os
 import shlex
 import sys
@@ -52,6 +55,7 @@ def main() -> None:
     """Entry point of the `vitreous` command."""
     spin_briefly()
     print_own_warnings()
+    escape_unencodable()
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word == "--version":
         print(f"vitreous {vitreous.__version__}")
@@ -76,6 +80,7 @@ def train_recipe(config: TrainConfig) -> None:
     """Run a recipe (`python -m recipes.NAME`). Command-line flags override fields of its config."""
     spin_briefly()
     print_own_warnings()
+    escape_unencodable()
     try:
         reject_other_names(sys.argv[1:])
         flags = tyro.cli(Flags, default=Flags(**vars(config)), config=FLAGS, args=lists_together(sys.argv[1:]))
@@ -167,3 +172,16 @@ def print_own_warnings() -> None:
             print(f"vitreous: warning: {printable(str(message))}", file=sys.stderr)
 
     warnings.showwarning = show
+
+
+def escape_unencodable() -> None:
+    r"""Print characters that the terminal cannot encode, e.g. in a Latin-1 locale, as \uXXXX instead of raising."""
+
+    def escape(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+    codecs.register_error("vitreous", escape)  # unlike "backslashreplace", this keeps JSON valid
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="vitreous")

@@ -86,11 +86,26 @@ def world(device: str) -> Iterator[World]:
     if size == 1:
         yield World(0, 1, chosen)
         return
+    _check_restarts()
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield World(rank, size, chosen)
     finally:
         dist.destroy_process_group()
+
+
+def _check_restarts() -> None:
+    """Raise ValueError if torchrun would restart these processes with the addresses of the previous ones.
+
+    By default, torchrun keeps one key-value store for all restarts, in which restarted processes find the old
+    addresses: https://github.com/pytorch/pytorch/issues/135712.
+    """
+    restarts, shared = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"), os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
+    if restarts != "0" and shared == "True":
+        raise ValueError(
+            f"torchrun --max-restarts {restarts} needs the environment variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+            "and --standalone or --rdzv-backend c10d; restarted processes could not connect otherwise"
+        )
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:

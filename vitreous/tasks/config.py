@@ -282,6 +282,8 @@ class TrainConfig:
     """Run folder; by default the first of runs/NAME, runs/NAME-2, ... that does not exist."""
     resume: bool = False
     """Resume the run in --out from its last checkpoint."""
+    auto_resume: bool = False
+    """Resume the run in --out if there is one, otherwise start it; for jobs that are restarted by torchrun or Slurm."""
     allow_data_change: bool = False
     """With --resume: accept added and removed images. Existing images keep their split; new images are for training."""
 
@@ -367,6 +369,8 @@ class TrainConfig:
         check_real("max_unreadable", self.max_unreadable or 0, 0, 1)
         if self.resume and self.out is None:
             raise BadValue("--resume needs --out, the folder of the run to resume")
+        if self.auto_resume and (self.out is None or self.resume):
+            raise BadValue("--auto-resume needs --out and cannot be combined with --resume")
         if self.allow_data_change and not self.resume:
             raise BadValue("--allow-data-change can only be used with --resume")
 

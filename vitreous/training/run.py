@@ -100,6 +100,8 @@ def train(
     config = task_class.complete(config)
 
     with world(config.device) as here, ExitStack() as held:
+        if len(set(here.gather(config.resume))) > 1:
+            raise ValueError(f"{config.out} contains a run in some processes only; all machines must share that folder")
         console = SafeConsole(quiet=not here.first, soft_wrap=True, markup=False, emoji=False, highlight=False)
         check_preset(config)
         opened = open_init(config)
@@ -158,9 +160,11 @@ def evaluation_time(job: Job) -> float:
 
 
 def _checked(config: TrainConfig) -> TrainConfig:
-    """Validate a config and convert its overrides to typed values. With --resume, return the config of that run."""
+    """Validate a config and convert its overrides. If it resumes a run, return the config of that run."""
     config = replace(config, overrides=typed_overrides(config.overrides))
     config.check()
+    if config.auto_resume and (run_folder.folder_of(config) / run_folder.CONFIG).exists():
+        config = replace(config, resume=True, auto_resume=False)
     return run_folder.resumed_config(config) if config.resume else config
 
 
@@ -222,8 +226,11 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
     limit = NONFINITE_FP16_STEPS if state.scaler.is_enabled() else NONFINITE_STEPS
     monitor, clock = Monitor(world, job.data.train, job.task.train_metric, limit), _Clock(progress.seconds)
     batches = job.phases.waiting(job.loader.batches(progress.step, job.total_steps))
+    start = progress.step
     with stop_signals() as received:
-        for step, batch in enumerate(batches, progress.step):
+        for step, batch in enumerate(batches, start):
+            if resume and world.many and step == start:
+                job.stepper.rehearse(batch)  # DDP orders its buckets in the first backward pass, which affects rounding
             # Seed dropout and stochastic depth.
             torch.manual_seed((config.seed * 1_000_003 + step * 1_009 + world.rank) % 2**63)
             fraction = rate_fraction(step, job.total_steps, config.optim)

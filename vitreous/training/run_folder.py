@@ -49,7 +49,9 @@ WRITTEN = (
     "last", "best", METRICS, DATA, COMMANDS, "metrics.json", "report.html", "curves.png", "calibration.png",
     "confusion.png", "mistakes.png", "samples.png", "segments.png", "reconstructions.png",
 )  # fmt: skip
-MAY_CHANGE = ("resume", "out", "device", "workers", "parallel", "data_root", "max_unreadable", "allow_data_change")
+MAY_CHANGE = (
+    "resume", "auto_resume", "out", "device", "workers", "parallel", "data_root", "max_unreadable", "allow_data_change",
+)  # fmt: skip
 
 
 class LockWarning(UserWarning):
@@ -197,6 +199,7 @@ def read_config(folder: Path) -> TrainConfig:
 
 # ---- Data record -----------------------------------------------------------------------------------------------------
 
+MAX_RATIO = 300  # of compression; a record of long paths reaches 110, a gzip bomb 1,000
 POSITION = re.compile(r"\[\d+\]$")  # end of the name of a sample that is identified only by its index
 
 
@@ -236,8 +239,8 @@ class DataRecord:
     @classmethod
     def read(cls, path: Path) -> "DataRecord":
         try:
-            content = gzip.decompress(path.read_bytes())
-        except (OSError, EOFError, zlib.error) as error:
+            content = _unpack(path.read_bytes())
+        except (OSError, zlib.error) as error:
             raise ValueError(f"{path} cannot be read: {error}; delete it to skip the data check") from error
         value = parse_json(content, path)
         try:
@@ -345,6 +348,19 @@ def _relabelled(before: DataRecord, now: DataRecord) -> set[str]:
 def _some(names: Iterable[str], verb: str) -> str:
     names = sorted(names)
     return f"{plural(len(names), 'sample')} {verb}, such as {names[0]!r}" if names else ""
+
+
+def _unpack(content: bytes) -> bytes:
+    """Unpack gzip data. Raise zlib.error if it is incomplete or a bomb."""
+    unpacker, unpacked, chunk = zlib.decompressobj(wbits=31), bytearray(), 1 << 16
+    for start in range(0, len(content), chunk):
+        limit = (1 << 26) + MAX_RATIO * (start + chunk)
+        unpacked += unpacker.decompress(content[start : start + chunk], limit - len(unpacked))
+        if unpacker.unconsumed_tail:
+            raise zlib.error("it unpacks to too many bytes")
+    if not unpacker.eof:
+        raise zlib.error("it is incomplete")
+    return bytes(unpacked)
 
 
 def _texts(values: Any) -> list[str]:

@@ -138,6 +138,7 @@ def test_shards_at_a_url_are_downloaded_once(web, tmp_path: Path) -> None:  # ty
         ({"1.jpg": b"", "2.jpg": b"", "2.cls": b"0"}, "1 of 2 rows have no label; first rows: 1"),
         ({"1.jpg": b"", "1.cls": b"cat"}, r"1.cls must be an integer, got b'cat'"),
         ({"1.jpg": b"", "1.json": b"{"}, r"1.json must be valid JSON, got b'{'"),
+        ({"1.jpg": b"", "1.json": b"[" * 100_000}, r"1.json must be valid JSON"),
         ({"1.jpg": b"", "1.cls": b"0"}, "only one class, '0'"),
     ],
 )

@@ -143,6 +143,7 @@ def test_unknown_split_is_rejected(tmp_path: Path, suffix: str) -> None:
         ("t.csv", "path,label\n", "no labelled images"),
         ("t.csv", "path,label\na.jpg,cat,3\n", "row 1 has 3 columns, but the header has 2"),
         ("t.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": ', "line 2 is not valid JSON"),
+        ("t.jsonl", "[" * 100_000, "line 1 is nested too deeply"),
         ("t.jsonl", "[1, 2]\n", "line 1 must be a JSON object"),
         ("t.jsonl", '{"path": "a.jpg", "label": ["cat", "dog"]}\n', "must contain a single path or label"),
         ("t.parquet", "nothing", "cannot be read as Parquet"),

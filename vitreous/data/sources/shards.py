@@ -6,7 +6,6 @@ keeping tars in memory. Shards given by URL are downloaded once.
 
 import glob
 import hashlib
-import json
 import mmap
 import os
 import re
@@ -17,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitreous.common.text import plural
-from vitreous.common.untrusted_files import open_regular
+from vitreous.common.untrusted_files import open_regular, parse_json
 from vitreous.data.sources.base import (
     UNSPLIT,
     FoundData,
@@ -159,7 +158,7 @@ def _label(where: str, extension: str, data: bytes) -> object:
     try:
         if extension == "cls":
             return int(data)
-        row = json.loads(data)
+        row = parse_json(data, where)
     except ValueError:
         kind = "an integer" if extension == "cls" else "valid JSON"
         raise ValueError(f"{where} must be {kind}, got {data[:40]!r}") from None

@@ -11,7 +11,6 @@ checked before unpacking.
 import csv
 import hashlib
 import importlib
-import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from vitreous.common.text import listed
-from vitreous.common.untrusted_files import check_regular
+from vitreous.common.untrusted_files import check_regular, parse_json
 from vitreous.data.sources.base import (
     SPLITS,
     UNSPLIT,
@@ -169,10 +168,7 @@ def _read_jsonl(path: Path) -> Columns:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}: line {number} is not valid JSON: {error}") from None
+            row = parse_json(line, f"{path}: line {number}")
             if not isinstance(row, dict):
                 raise ValueError(f"{path}: line {number} must be a JSON object, got {str(row)[:40]!r}")
             rows.append(row)
@@ -301,7 +297,7 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
     """Return the class names by column, from the metadata written by Hugging Face's datasets library."""
     text = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
-        features = json.loads(text).get("info", {}).get("features", {})
+        features = parse_json(text, "huggingface metadata").get("info", {}).get("features", {})
     except (ValueError, AttributeError):
         return {}
     # The class names of a list column are in its element.
