@@ -26,7 +26,7 @@ from vitreous.weights.native import set_statistics
 USED = frozenset({
     "data", "data_root", "val_fraction", "seed", "model", "init", "image_size", "overrides", "task", "train_only",
     "flip_test", "value_range", "out", "resume", "batch_size", "device", "precision", "workers", "max_unreadable",
-    "tensorboard",
+    "tensorboard", "track",
 })  # fmt: skip
 # Values for options that a complete config needs although they have no effect.
 UNUSED = {

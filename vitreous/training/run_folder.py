@@ -6,6 +6,7 @@ data.json.gz         names, labels and splits of all samples, to detect changed 
 last/, step-*/       checkpoints to resume from; best/ contains only the model
 metrics.jsonl        one line per epoch
 metrics.json         final metrics
+trackers.json        ids of the run in experiment trackers
 .lock                locked by the training process; contains the pid and the host name
 .saved               exists once `last/` has been written
 """
@@ -49,7 +50,17 @@ WRITTEN = (
     "last", "best", METRICS, DATA, COMMANDS, "metrics.json", "report.html", "curves.png", "calibration.png",
     "confusion.png", "mistakes.png", "samples.png", "segments.png", "reconstructions.png",
 )  # fmt: skip
-MAY_CHANGE = ("resume", "out", "device", "workers", "parallel", "data_root", "max_unreadable", "allow_data_change")
+MAY_CHANGE = (
+    "resume",
+    "out",
+    "device",
+    "workers",
+    "parallel",
+    "data_root",
+    "max_unreadable",
+    "allow_data_change",
+    "track",
+)
 
 
 class LockWarning(UserWarning):
