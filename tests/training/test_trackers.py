@@ -188,7 +188,7 @@ def test_trackers_are_off_by_default_and_checked() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_an_unknown_tracker_is_rejected() -> None:
-    with pytest.raises(BadValue, match="track.*'comet'.*mlflow"):
+    with pytest.raises(BadValue, match=r"track.*'comet'.*mlflow"):
         TrainConfig(track="comet").check()  # type: ignore[arg-type]
 
 
