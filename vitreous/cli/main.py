@@ -15,6 +15,7 @@ import tyro
 
 import vitreous
 from vitreous.cli.calibrate import calibrate
+from vitreous.cli.completion import install_completion
 from vitreous.cli.convert import convert
 from vitreous.cli.data import data
 from vitreous.cli.demo import demo
@@ -44,6 +45,10 @@ OTHER_NAMES = {
     "--label-smoothing": "--smoothing", "--pretrained": "--init", "--data-dir": "--data", "--output-dir": "--out",
 }  # fmt: skip
 
+DESCRIPTION = (
+    "A Vision Transformer you can see through.\n\n"
+    "--version prints the version. --install-completion [bash|zsh|fish] installs shell completion."
+)
 app = tyro.extras.SubcommandApp()
 for name, command in COMMANDS.items():
     app.command(name=name)(command)
@@ -63,10 +68,13 @@ def main() -> None:
         sys.exit(2)
     try:
         try:
+            if word == "--install-completion":
+                install_completion(sys.argv[2] if len(sys.argv) > 2 else None, COMMANDS, PLAIN)
+                return
             reject_other_names(sys.argv[1:])
             reject_bare_data(sys.argv[1:])
             words = numbers_last(lists_together(sys.argv[1:]))
-            app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN, args=words)
+            app.cli(prog="vitreous", description=DESCRIPTION, config=PLAIN, args=words)
         finally:
             sys.stdout.flush()  # a closed pipe must raise inside this try
     except (ValueError, OSError) as error:
