@@ -46,7 +46,8 @@ def test_bash_completes(line: str, expected: list[str], command: CommandLine) ->
     words = " ".join(f"'{word}'" for word in line.split(" "))
     code = (
         f"source '{script_path('bash')}'; complete -p vitreous >/dev/null || exit 1\n"
-        f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _vitreous; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n"
+        "_vitreous; printf '%s\\n' \"${COMPREPLY[@]}\""
     )
     done = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == expected

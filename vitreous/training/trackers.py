@@ -62,7 +62,7 @@ class Trackers:
             try:
                 importlib.import_module(module)
             except ImportError:
-                raise ValueError(f'--track {name} needs a package: pip install "vitreous[{extra}]"') from None
+                raise ValueError(f'--track {name} requires {name}: pip install "vitreous[{extra}]"') from None
 
     @contextmanager
     def started(self, folder: Path, resume: bool) -> Iterator[None]:
