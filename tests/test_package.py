@@ -131,6 +131,26 @@ def test_pinned_versions_satisfy_every_requirement() -> None:
         assert name in UNPINNED or requirement.specifier.contains(versions[name]), text
 
 
+def test_conda_recipe_has_the_requirements_of_the_wheel() -> None:
+    yaml = pytest.importorskip("yaml")  # huggingface_hub requires it
+    recipe = yaml.safe_load((ROOT / "recipe" / "recipe.yaml").read_text())
+    conda_names = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+
+    def conda(texts: list[str]) -> set[str]:
+        found = [Requirement(text) for text in texts]
+        return {f"{conda_names.get(one.name, one.name)} {one.specifier}" for one in found}
+
+    extras = PROJECT["optional-dependencies"]
+    optional = [text for extra, texts in extras.items() if extra not in ("dev", "peers") for text in texts]
+    needs = recipe["requirements"]
+    assert set(needs["run"]) == conda(PROJECT["dependencies"]) | {f"python {PROJECT['requires-python']}"}
+    assert set(needs["run_constraints"]) == conda(optional)
+    assert recipe["context"]["version"] == vitreous.__version__
+    assert recipe["about"]["license"] == PROJECT["license"]
+    scripts = {f"{name} = {target}" for name, target in PROJECT["scripts"].items()}
+    assert set(recipe["build"]["python"]["entry_points"]) == scripts
+
+
 def test_changelog_and_citation_name_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(rf"^## \[?{re.escape(vitreous.__version__)}\]?", text, re.MULTILINE)
