@@ -15,7 +15,7 @@ setup: .venv/.ready
 	@echo "Setting up .venv (once, a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) torch
-	@$(PIP) --editable '.[data,plot,serve,ray,track,dev,peers]'
+	@$(PIP) --editable '.[data,plot,serve,ray,track,wandb,mlflow,dev,peers]'
 	@$(PIP) --no-deps timm torchvision vit-pytorch einops
 	@touch $@
 
@@ -55,4 +55,4 @@ torture: setup
 	@PYTHONPATH=tests:tests/helpers $(BIN)/python -m torture --publish
 
 clean:
-	@rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from vitreous.weights.convert import convert as convert
     from vitreous.weights.create import create as create
     from vitreous.weights.formats.base import AssumptionWarning as AssumptionWarning
+    from vitreous.weights.hub import push as push
     from vitreous.weights.load import load as load
     from vitreous.weights.load import save as save
 
@@ -89,6 +90,7 @@ _HOMES = {
     "Prediction": "vitreous.inference.engine",
     "Predictor": "vitreous.inference.predictor",
     "ProbeMetrics": "vitreous.evaluation.probe",
+    "push": "vitreous.weights.hub",
     "RegressionMetrics": "vitreous.evaluation.evaluate_model",
     "RegressPredictor": "vitreous.inference.predictor",
     "ResNet": "vitreous.model.resnet",

@@ -261,7 +261,7 @@ class HubHandler(Handler):
             return
         known = name in self.hub.repositories
         if not known:
-            self.hub.add(name, {".gitattributes": b""})
+            self.hub.add(name, {".gitattributes": b""}, private=fields.get("visibility") == "private")
         self.respond_json({"url": f"{self.hub.url}/{name}", "name": name}, 409 if known else 200)
 
     def lfs_entry(self, entry: dict[str, Any]) -> dict[str, Any]:

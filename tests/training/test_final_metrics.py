@@ -58,9 +58,10 @@ def test_a_segmentation_run_and_eval(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_classification_run_in_two_processes_and_eval(tmp_path: Path) -> None:
-    config = tiny(tmp_path, steps=3)
+    config = tiny(tmp_path, steps=3, track="tensorboard")
     finish_in_two(config)
     check_metrics(config, CLASSIFY)
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1  # only the first process tracks
 
 
 @pytest.mark.slow

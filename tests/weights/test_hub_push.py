@@ -1,6 +1,7 @@
 """Pushing to a hub and loading the pushed model."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,90 @@ def test_push_errors_are_one_line(hub: Hub, client: Client, pets: Path, tmp_path
     save(create("ViT-Ti/16", overrides={"depth": 1, "width": 64, "num_heads": 1}), tmp_path / "fresh")
     line = error_of(client, "push", str(tmp_path / "fresh"), str(tmp_path / "out"), "me/new", token=TOKEN)
     assert line == f"{written}/me/new: HTTP status 403: Storage is full"
+
+
+# ---- vitreous push ---------------------------------------------------------------------------------------------------
+
+
+def pushed(hub: Hub, name: str) -> dict[str, bytes]:
+    """Return the files of the only commit after the creation of a repository."""
+    commits = list(hub.repositories[name].commits.values())
+    assert len(commits) == 2
+    return {file: content for file, content in commits[1].items() if file != ".gitattributes"}
+
+
+def test_push_uploads_exactly_the_checkpoint_in_one_commit(
+    hub: Hub, client: Client, pets: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run" / "best"
+    model = load(pets)
+    set_statistics(model, {"counts": torch.ones(3)})
+    save(model, folder)
+    for stray in (folder / "notes.txt", folder / ".env", tmp_path / "run" / "metrics.json"):
+        stray.write_text("private")
+    (folder / "training").mkdir()
+    (folder / "training" / "optimizer.safetensors").write_bytes(b"x")
+    done = client.call("command", "push", str(folder), "hf-hub:me/command", token=TOKEN)
+    assert done["status"] == 0, done["errors"]
+    assert done["out"].startswith(f"{hub.url}/me/command/commit/")
+    files = pushed(hub, "me/command")
+    assert files.keys() == {"config.json", "model.safetensors", "README.md"}
+    assert files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
+    assert files["config.json"] == (folder / "config.json").read_bytes()
+    assert 'vitreous.load("hf-hub:me/command")' in files["README.md"].decode()
+    assert b"# me/command" in files["README.md"]
+    assert hub.repositories["me/command"].private
+    logits = client.call("load", str(pets))["logits"]
+    assert client.call("load", "hf-hub:me/command", token=TOKEN)["logits"] == logits
+
+
+def test_push_keeps_an_edited_card_and_can_be_public(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pets"
+    shutil.copytree(pets, folder)
+    card = (folder / "README.md").read_text() + "\n## Intended use\n\nPhotographs of pets.\n"
+    (folder / "README.md").write_text(card)
+    done = client.call("command", "push", str(folder), "me/edited", "--public", token=TOKEN)
+    assert done["status"] == 0, done["errors"]
+    assert pushed(hub, "me/edited")["README.md"].decode() == card
+    assert not hub.repositories["me/edited"].private
+
+
+def test_push_does_not_follow_a_linked_card(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pets"
+    shutil.copytree(pets, folder)
+    (tmp_path / "secret").write_text("secret")
+    (folder / "README.md").unlink()
+    (folder / "README.md").symlink_to(tmp_path / "secret")
+    assert client.call("command", "push", str(folder), "me/linked", token=TOKEN)["status"] == 0
+    assert b"secret" not in pushed(hub, "me/linked")["README.md"]
+
+
+def test_push_refuses_what_is_no_checkpoint_before_any_request(
+    hub: Hub, client: Client, pets: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"x")
+    shutil.copytree(pets, tmp_path / "run" / "best")
+    shutil.copytree(pets, tmp_path / "torn")
+    (tmp_path / "torn" / "model.safetensors").write_bytes(b"torn")
+    save(load(pets), tmp_path / "pets.pth", format="timm", lossy=True)
+    for name, words in (
+        ("photos", "not a Vitreous checkpoint"),
+        ("pets.pth", "vitreous convert"),
+        ("run", "run/best"),
+        ("torn", "model.safetensors"),
+        ("missing", "not found"),
+    ):
+        done = client.call("command", "push", str(tmp_path / name), "me/refused", token=TOKEN)
+        assert done["status"] == 1
+        assert words in done["errors"]
+        assert done["errors"].count("\n") == 1
+    assert client.call("command", "push", str(pets), "nowhere", token=TOKEN)["status"] == 2
+    assert not hub.requests
+
+
+def test_push_needs_a_token(hub: Hub, client: Client, pets: Path) -> None:
+    done = client.call("command", "push", str(pets), "me/anonymous")
+    assert done["status"] == 1
+    assert "HF_TOKEN" in done["errors"]
+    assert "me/anonymous" not in hub.repositories

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from vitreous.cli.train import run_flags
 from vitreous.model.options import Conditional, GlobalAverage
 from vitreous.training import Augment, Optim, TrainConfig
 
@@ -51,12 +52,11 @@ def demo() -> None:
     from vitreous.common.text import SafeConsole
     from vitreous.data.open import open_data
     from vitreous.model.vit import ViT
-    from vitreous.training.run import train
 
     out = FOLDER
     if (out / "config.json").exists():
         shutil.rmtree(out)  # left by an earlier demo
-    model = train(config(out), command=" ".join(["vitreous", *sys.argv[1:]])).model
+    model = run_flags(config(out), " ".join(["vitreous", *sys.argv[1:]])).model
     assert isinstance(model, ViT)
     digit = open_data("digits:").val.image(0)
     assert isinstance(digit, np.ndarray)

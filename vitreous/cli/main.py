@@ -18,6 +18,7 @@ import tyro
 
 import vitreous
 from vitreous.cli.calibrate import calibrate
+from vitreous.cli.completion import install_completion
 from vitreous.cli.convert import convert
 from vitreous.cli.data import data
 from vitreous.cli.demo import demo
@@ -27,6 +28,7 @@ from vitreous.cli.explain import explain
 from vitreous.cli.extend import extend
 from vitreous.cli.info import info
 from vitreous.cli.predict import predict
+from vitreous.cli.push import push
 from vitreous.cli.serve import serve
 from vitreous.cli.train import Flags, run_flags, train
 from vitreous.common.checks import BadValue, suggestion
@@ -36,7 +38,7 @@ from vitreous.training import TrainConfig
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train, "eval": evaluate, "calibrate": calibrate, "predict": predict, "embed": embed, "explain": explain,
-    "extend": extend, "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
+    "extend": extend, "convert": convert, "push": push, "serve": serve, "info": info, "data": data, "demo": demo,
 }  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # None cannot be typed; omit the flag instead
@@ -46,6 +48,10 @@ OTHER_NAMES = {
     "--label-smoothing": "--smoothing", "--pretrained": "--init", "--data-dir": "--data", "--output-dir": "--out",
 }  # fmt: skip
 
+DESCRIPTION = (
+    "A Vision Transformer you can see through.\n\n"
+    "--version prints the version. --install-completion [bash|zsh|fish] installs shell completion."
+)
 app = tyro.extras.SubcommandApp()
 for name, command in COMMANDS.items():
     app.command(name=name)(command)
@@ -66,10 +72,13 @@ def main() -> None:
         sys.exit(2)
     try:
         try:
+            if word == "--install-completion":
+                install_completion(sys.argv[2] if len(sys.argv) > 2 else None, COMMANDS, PLAIN)
+                return
             reject_other_names(sys.argv[1:])
             reject_bare_data(sys.argv[1:])
             words = numbers_last(lists_together(sys.argv[1:]))
-            app.cli(prog="vitreous", description="A Vision Transformer you can see through.", config=PLAIN, args=words)
+            app.cli(prog="vitreous", description=DESCRIPTION, config=PLAIN, args=words)
         finally:
             sys.stdout.flush()  # a closed pipe must raise inside this try
     except (ValueError, OSError) as error:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Suppress, arg
 from tyro.constructors import PrimitiveConstructorSpec
@@ -15,6 +15,9 @@ from vitreous.common.codec import parse_fields
 from vitreous.common.text import printable
 from vitreous.tasks.config import Augment
 from vitreous.training import Optim, TrainConfig
+
+if TYPE_CHECKING:
+    from vitreous.training.run import Run
 
 FIELDS = PrimitiveConstructorSpec[Mapping[str, Any]](
     nargs="*",
@@ -66,12 +69,12 @@ def train(flags: Annotated[Flags, arg(name="")]) -> None:
     run_flags(flags.config(), shlex.join(["vitreous", *sys.argv[1:]]))
 
 
-def run_flags(config: TrainConfig, command: str) -> None:
+def run_flags(config: TrainConfig, command: str) -> "Run":
     """Train a model. If a signal interrupts the run, exit with status 128 + the signal number."""
     from vitreous.training.run import Interrupted, train
 
     try:
-        train(config, command=command)
+        return train(config, command=command)
     except Interrupted as stop:
         print(printable(f"vitreous: {stop}"), file=sys.stderr)
         sys.exit(128 + stop.signal_number)

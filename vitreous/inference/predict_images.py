@@ -196,7 +196,8 @@ def expand(arguments: Sequence[str]) -> list[Path]:
     if not found:
         words = ", ".join(map(repr, arguments))
         extensions = ", ".join(f".{name}" for name in sorted(readable_extensions()))
-        raise ValueError(f"no images found in {words}; supported extensions are {extensions}")
+        hint = "" if "heic" in readable_extensions() else '; for HEIC, pip install "vitreous[heic]"'
+        raise ValueError(f"no images found in {words}; supported extensions are {extensions}{hint}")
     return list(found.values())
 
 

@@ -325,8 +325,11 @@ class TrainConfig:
     """Maximum minutes between checkpoints within an epoch."""
     max_unreadable: float | None = None
     """Maximum fraction of unreadable training images before the run fails; 0.05 by default."""
+    track: Literal["tensorboard", "wandb", "mlflow", "trackio"] | None = None
+    """Also log metrics to an experiment tracker. tensorboard writes to the tensorboard/ folder of the run; the others
+    use their own settings, e.g. WANDB_PROJECT or MLFLOW_TRACKING_URI."""
     tensorboard: bool = False
-    """Also log metrics to TensorBoard, in the tensorboard/ folder of the run."""
+    """Also log metrics to TensorBoard, as --track tensorboard does."""
 
     optim: Optim = field(default_factory=Optim)
 

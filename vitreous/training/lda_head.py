@@ -29,7 +29,7 @@ from vitreous.weights.native import set_statistics
 USED = frozenset({
     "data", "data_root", "val_fraction", "seed", "model", "init", "image_size", "overrides", "task", "train_only",
     "flip_test", "value_range", "out", "resume", "auto_resume", "batch_size", "device", "precision", "workers",
-    "max_unreadable", "tensorboard",
+    "max_unreadable", "tensorboard", "track",
 })  # fmt: skip
 # Values for options that a complete config needs although they have no effect.
 UNUSED = {

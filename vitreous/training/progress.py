@@ -1,6 +1,5 @@
-"""Training metrics, their logs (metrics.jsonl and TensorBoard), and the progress display in the terminal."""
+"""Training metrics, their log (metrics.jsonl), and the progress display in the terminal."""
 
-import functools
 import json
 import math
 import os
@@ -228,30 +227,6 @@ def drop_rows_after(path: Path, step: int) -> bool:
         with atomic_file(path) as aside:
             aside.write_bytes(whole)
     return len(content.splitlines()) > len(rows)
-
-
-def check_tensorboard() -> None:
-    """Raise ValueError if TensorBoard is not installed."""
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError:
-        raise ValueError('--tensorboard needs TensorBoard: pip install "vitreous[track]"') from None
-
-
-def log_tensorboard(folder: Path, row: Mapping[str, Any]) -> None:
-    """Log the numbers of a metrics row to TensorBoard."""
-    writer = _writer(folder / "tensorboard")
-    for name, number in row.items():
-        if isinstance(number, int | float):
-            writer.add_scalar(name, number, row["step"])
-    writer.flush()
-
-
-@functools.cache  # every writer creates a new file
-def _writer(folder: Path) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder))
 
 
 # ---- Terminal --------------------------------------------------------------------------------------------------------

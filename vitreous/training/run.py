@@ -9,7 +9,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,6 @@ from vitreous.training.progress import (
     ProgressDisplay,
     append_row,
     drop_rows_after,
-    log_tensorboard,
     read_rows,
 )
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
@@ -144,9 +143,12 @@ def train(
         if here.first and (config.allow_data_change or not (folder / run_folder.DATA).exists()):
             DataRecord.of(dataset, classes).write(folder / run_folder.DATA)
         before = _previous_progress(folder, job, console) if resume else Progress()
-        _train_with_display(job, folder, before.step, resume)
-        with phases("report"):
-            return Run(folder, summarise(job, folder, console, notes))
+        with job.trackers.started(folder, resume) if here.first else nullcontext():
+            _train_with_display(job, folder, before.step, resume)
+            with phases("report"):
+                metrics = summarise(job, folder, console, notes)
+            job.trackers.log({"step": job.total_steps, **metrics}, prefix="final_")
+        return Run(folder, metrics)
 
 
 def evaluation_time(job: Job) -> float:
@@ -284,8 +286,7 @@ def _finish_epoch(
     row |= seconds | {"skipped_steps": monitor.skipped}
     if world.first:
         append_row(folder / METRICS, row)
-        if config.tensorboard:
-            log_tensorboard(folder, row)
+        job.trackers.log(row)
     last = progress.step == job.total_steps or _out_of_patience(config, progress)
     if world.max(last or saver.due(evaluated)):
         _save(job, saver, progress)
@@ -317,8 +318,7 @@ def solve(job: Job, folder: Path, display: ProgressDisplay) -> None:
     if job.world.first:
         row = {"step": job.total_steps, "epoch": 1, **solution.row, "seconds": progress.seconds}
         append_row(folder / METRICS, row)
-        if job.config.tensorboard:
-            log_tensorboard(folder, row)
+        job.trackers.log(row)
     job.state.optimizers.create_state()  # part of a complete checkpoint
     _save(job, saver, progress)
 

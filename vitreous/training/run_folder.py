@@ -6,6 +6,7 @@ data.json.gz         names, labels and splits of all samples, to detect changed 
 last/, step-*/       checkpoints to resume from; best/ contains only the model
 metrics.jsonl        one line per epoch
 metrics.json         final metrics
+trackers.json        ids of the run in experiment trackers
 .lock                locked by the training process; contains the pid and the host name
 .saved               exists once `last/` has been written
 """
@@ -51,6 +52,7 @@ WRITTEN = (
 )  # fmt: skip
 MAY_CHANGE = (
     "resume", "auto_resume", "out", "device", "workers", "parallel", "data_root", "max_unreadable", "allow_data_change",
+    "track",
 )  # fmt: skip
 
 

@@ -57,7 +57,8 @@ from vitreous.training.compiling import (
 from vitreous.training.ddp_fsdp import parallelise
 from vitreous.training.lda_head import LdaHead
 from vitreous.training.optimizer_step import Ema, Stepper, add_lora, build_optimizers
-from vitreous.training.progress import PhaseTimer, ProgressDisplay, check_tensorboard, counted
+from vitreous.training.progress import PhaseTimer, ProgressDisplay, counted
+from vitreous.training.trackers import Trackers
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import check_not_swapped
@@ -83,6 +84,7 @@ class Job:
     steps_per_epoch: int
     total_steps: int
     phases: PhaseTimer
+    trackers: Trackers
     notes: list[str] = field(default_factory=list)  # automatic choices
     evaluators: dict[int, EvalLoader] = field(default_factory=dict)  # keys: id(source)
 
@@ -139,8 +141,7 @@ def set_up(
     place = BatchSlice(size, world.rank, world.size)
     if len(data.train) < place.batch_size:
         fail("batch_size", place.batch_size, f"at most the number of training images ({len(data.train)})")
-    if config.tensorboard:
-        check_tensorboard()
+    trackers = Trackers(config)  # raises if a package is missing
 
     torch.manual_seed(config.seed)
     model = task_class.build_model(config, data, init or open_init(config)).to(world.device)
@@ -184,7 +185,7 @@ def set_up(
         if data.train.targets is not None:
             loader = TargetLoader(loader, data.train)
     state = State(model, module, optimizers, ema, scaler)
-    job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases)
+    job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases, trackers)
     return compile_step(job, called_once=not custom)
 
 

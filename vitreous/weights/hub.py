@@ -22,7 +22,16 @@ from vitreous.weights.card import model_card
 from vitreous.weights.catalog import HUB_PREFIX, LICENSES
 from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
 from vitreous.weights.io.errors import BadCheckpoint
-from vitreous.weights.native import FAMILIARITY, STATISTICS, provenance_of
+from vitreous.weights.native import (
+    CONFIG,
+    FAMILIARITY,
+    STATISTICS,
+    WEIGHTS,
+    check_not_run,
+    is_checkpoint,
+    load_folder,
+    provenance_of,
+)
 
 CARD = "README.md"
 DESCRIPTIONS = ("config.json", "preprocessor_config.json", CARD, FAMILIARITY)
@@ -228,40 +237,78 @@ def _license(card: Path) -> str | None:
 # ---- Uploading -------------------------------------------------------------------------------------------------------
 
 
-def check_destination(push_to: str) -> str:
-    """Validate `push_to` before anything is written, and return the name of the repository."""
+def check_destination(push_to: str, argument: str = "push_to") -> str:
+    """Validate a repository before anything is written, and return its name."""
     from huggingface_hub import constants
 
     repository = push_to.removeprefix(HUB_PREFIX)
     if not is_repository(repository):
-        fail("push_to", push_to, "owner/name")
+        fail(argument, push_to, "owner/name")
     if constants.HF_HUB_OFFLINE:
         raise OSError(f"cannot push to {repository} because HF_HUB_OFFLINE is set; unset it first")
     return repository
 
 
-def push(model: Model, path: Path, format: str, repository: str, provenance: Mapping[str, Any] | None = None) -> str:
-    """Upload the files at `path` and a model card in one commit, and return the commit URL.
+def push(checkpoint: str | Path, repository: str, public: bool = False) -> str:
+    """Upload a Vitreous checkpoint and its model card to a Hugging Face Hub repository, and return the commit URL.
+
+    `repository` is hf-hub:owner/name or owner/name. If it does not exist, it is created, private unless `public`. The
+    token is that of `hf auth login` or HF_TOKEN. Only the files of the checkpoint are uploaded, without the statistics
+    of the training images that `extend` uses. A model card that you have edited is uploaded unchanged.
+    """
+    folder, name = Path(checkpoint), check_destination(repository, "repository")
+    if folder.exists() and not is_checkpoint(folder):
+        check_not_run(folder)
+        advice = "convert it first with `vitreous convert SRC DST --to vitreous`"
+        raise BadCheckpoint(f"{folder} is not a Vitreous checkpoint folder; {advice}")
+    model = load_folder(folder)  # checks the files
+    folder = folder if folder.is_dir() else folder.parent
+    files = [folder / file for file in (WEIGHTS, CONFIG, FAMILIARITY) if (folder / file).is_file()]
+    record, parameters = provenance_of(model), _parameters(model)
+    card = model_card(model.config, name, parameters, record, f"{HUB_PREFIX}{name}")
+    if (folder / CARD).is_file() and not (folder / CARD).is_symlink():  # a link could lead to a private file
+        text = (folder / CARD).read_text(encoding="utf-8", errors="replace")
+        written = model_card(model.config, "", parameters, record)
+        if _without_title(text) != _without_title(written):
+            card = text
+    return _upload(files, card, name, f"{folder} was not pushed", private=not public)
+
+
+def push_saved(
+    model: Model, path: Path, format: str, repository: str, provenance: Mapping[str, Any] | None = None
+) -> str:
+    """Upload the files at `path`, which `vitreous.save` has written, and a model card. Return the commit URL.
 
     A missing repository is created with the account's default visibility. An existing model card is replaced.
     """
+    record = {**provenance_of(model), **(provenance or {}), "vitreous": vitreous.__version__}
+    source, library = f"{HUB_PREFIX}{repository}", LIBRARIES.get(format, "vitreous")
+    card = model_card(model.config, repository, _parameters(model), record, source, library)
+    # Statistics contain features of training images, which are not published.
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name not in (CARD, STATISTICS))
+    return _upload(files, card, repository, f"{path} was saved but not pushed")
+
+
+def _parameters(model: Model) -> int:
+    return sum(tensor.numel() for tensor in model.state_dict().values())
+
+
+def _without_title(card: str) -> list[str]:
+    return [line for line in card.splitlines() if not line.startswith("# ")]
+
+
+def _upload(files: list[Path], card: str, repository: str, failure: str, private: bool | None = None) -> str:
+    """Upload files and a card in one commit, and return the commit URL. Errors start with `failure`."""
     from huggingface_hub import CommitOperationAdd, HfApi, constants
 
     from vitreous.common.hub_client import metadata
 
-    record = {**provenance_of(model), **(provenance or {}), "vitreous": vitreous.__version__}
-    parameters = sum(tensor.numel() for tensor in model.state_dict().values())
-    card = model_card(
-        model.config, repository, parameters, record, f"{HUB_PREFIX}{repository}", LIBRARIES.get(format, "vitreous")
-    )
-    # Statistics contain features of training images, which are not published.
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name not in (CARD, STATISTICS))
     sent = {file.name for file in files} | {CARD}
     page = f"{constants.ENDPOINT}/{repository}"
     api = HfApi(library_name="vitreous", library_version=vitreous.__version__)
     try:
         with metadata():
-            api.create_repo(repository, exist_ok=True)
+            api.create_repo(repository, exist_ok=True, private=private)
             existing = {file.rfilename for file in api.model_info(repository).siblings or []}
             if conflicts := [file for file in choose(existing | sent) if file not in sent]:
                 raise ValueError(
@@ -280,7 +327,7 @@ def push(model: Model, path: Path, format: str, repository: str, provenance: Map
         reason = _reason(error)
         if _status(error) in (401, 403):
             reason = f"a token with write access is required: {LOG_IN}"
-        raise OSError(f"{path} was saved but not pushed to {page}: {reason}") from error
+        raise OSError(f"{failure} to {page}: {reason}") from error
     return str(commit.commit_url)
 
 

@@ -23,7 +23,7 @@ from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Form
 from vitreous.weights.formats.detect_format import canonical_name, format_named, identify, under
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
-from vitreous.weights.hub import Snapshot, check_destination, download, push
+from vitreous.weights.hub import Snapshot, check_destination, download, push_saved
 from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
 from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat
 from vitreous.weights.io.safetensors_file import Mapped
@@ -328,4 +328,4 @@ def save(
     else:
         write_foreign(model, format_named(format), path, lossy)
     if repository is not None:
-        push(model, Path(path), format, repository, provenance)
+        push_saved(model, Path(path), format, repository, provenance)

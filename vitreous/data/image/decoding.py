@@ -40,6 +40,7 @@ MAX_PIXELS = 178_956_970
 # Limit on the estimated decoding memory of one image, and of all large images that a process decodes concurrently.
 MAX_BYTES = 1 << 30
 LARGE_BYTES = 1 << 27  # images that need less memory are not counted
+HEIC_BRANDS = (b"ftypheic", b"ftypheix", b"ftypmif1")  # bytes 4 to 12 of a file
 
 
 class UnreadableImage(ValueError):
@@ -386,7 +387,12 @@ def open_image(data: bytes) -> Image.Image:
     if _FROM_PILLOW not in warnings.filters:
         warnings.filterwarnings("ignore", module=_PILLOW)
     _register_heif()
-    image = Image.open(io.BytesIO(data))
+    try:
+        image = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:
+        if data[4:12] in HEIC_BRANDS:
+            raise UnreadableImage('HEIC images require pillow-heif: pip install "vitreous[heic]"') from None
+        raise
     if image.format in PROGRAMS:
         raise UnidentifiedImageError
     return image
