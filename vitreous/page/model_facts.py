@@ -1,5 +1,9 @@
-"""Description of a model for the page and for `GET /v1/model`."""
+"""Description of a model for the page and for `GET /v1/model`, and its names."""
 
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import vitreous
@@ -8,6 +12,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
 from vitreous.weights.catalog import HUB_PREFIX
+from vitreous.weights.load import is_hub
 from vitreous.weights.native import provenance_of
 
 
@@ -63,3 +68,29 @@ def _origin(record: dict[str, Any]) -> str | None:
     else:
         return None
     return clean(origin)[:200]
+
+
+def unique_ids(names: Sequence[str]) -> list[str]:
+    """Derive short, unique, URL-safe ids from checkpoint paths."""
+    ids: list[str] = []
+    for name in names:
+        parts = [part for part in re.split(r"[/\\:]", os.path.normpath(name)) if part not in ("", ".", "..")]
+        if len(parts) > 1 and parts[-1] in ("best", "last"):  # use the name of the run instead
+            parts.pop()
+        stem = re.sub(r"\.(npz|pth|pt|bin|safetensors|pdparams)$", "", parts[-1]) if parts else "model"
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
+        number, id = 2, plain
+        while id in ids:
+            id, number = f"{plain}-{number}", number + 1
+        ids.append(id)
+    return ids
+
+
+def short_name(name: str) -> str:
+    """Return the name of a checkpoint without the parent folders, whose names may be private.
+
+    >>> short_name("/home/me/runs/pets/best"), short_name("hf-hub:timm/vit_tiny")
+    ('pets/best', 'hf-hub:timm/vit_tiny')
+    """
+    parts = Path(os.path.abspath(name)).parts
+    return name if is_hub(name) else "/".join(parts[-2:] if parts[-1] in ("best", "last") else parts[-1:])

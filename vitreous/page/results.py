@@ -27,10 +27,13 @@ from vitreous.explanation.draw import Box, model_region
 from vitreous.explanation.pca_and_similarity import cosines, pca_colours, position_similarity
 from vitreous.explanation.rollout_relevance_occlusion import Faithfulness, Fusion, rollout_map
 from vitreous.inference.engine import NOT_A_NUMBER
+from vitreous.inference.predictor import familiarity_ranks
 from vitreous.model.base_config import ModelConfig
 from vitreous.model.block import Block
+from vitreous.model.calibration import UNKNOWN
 from vitreous.model.patch import cut
 from vitreous.model.position import AddedPosition
+from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features
 from vitreous.model.top_labels import class_probabilities, top_labels
 from vitreous.model.vit import ViT
@@ -64,6 +67,20 @@ def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], 
     [best] = top_labels(probabilities[None], labels, count)
     values = rounded(torch.tensor([label.probability for label in best]))
     return [{**class_entry(labels, top.index), "probability": value} for top, value in zip(best, values, strict=True)]
+
+
+def predictions(
+    model: Model, logits: Float[Tensor, "classes"], pooled: Float[Tensor, "1 d"], labels: Sequence[str]
+) -> dict[str, Any]:
+    """Return the top classes, and True as `unknown` if the image is unlike the training images.
+
+    If the model has not been calibrated, `unknown` is None.
+    """
+    calibration, unknown = model.config.calibration, None
+    if calibration is not None and model.familiarity is not None:
+        familiar = model.familiarity.to(pooled.device).scores(pooled)
+        unknown = familiarity_ranks(calibration, familiar)[0] < UNKNOWN
+    return {"predictions": top_classes(labels, class_probabilities(logits, model.config), TOP), "unknown": unknown}
 
 
 def covered_box(config: ModelConfig, image: Size) -> Box:
@@ -203,9 +220,7 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
     pixels = patch_pixels(captured)
     projected, _ = model.patches(model.stem(image))
     tokens = model.prefix(projected)
-    first, block = captured.states[0], cast(Block, model.encoder.blocks[0])
-    terms = model.position.attend(captured.layout, image.device)
-    attended = first + block.attention_scale(block.attention(block.attention_norm(first), terms))  # equation 2
+    first, attended = captured.states[0], first_attended(captured)
     pooled = model.pool(captured.features())
     sequence = "x_p E"
     if config.num_prefix_tokens:
@@ -234,6 +249,14 @@ def patch_pixels(captured: CapturedForward) -> Float[Tensor, "1 n pixels"]:
     whole = captured.model.stem(captured.images)
     (ph, pw), (gh, gw) = captured.model.config.patch_size, captured.layout.grid
     return cut(F.pad(whole, (0, gw * pw - whole.shape[3], 0, gh * ph - whole.shape[2])), (ph, pw))
+
+
+def first_attended(captured: CapturedForward) -> Float[Tensor, "1 t d"]:
+    """Return the tokens after the attention of the first layer: z'_1 of equation 2."""
+    model, first = captured.model, captured.states[0]
+    block = cast(Block, model.encoder.blocks[0])
+    terms = model.position.attend(captured.layout, first.device)
+    return first + block.attention_scale(block.attention(block.attention_norm(first), terms))
 
 
 def _step(equation: int, name: str, symbol: str, values: Tensor, **more: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Served models: loading, ids, descriptions, and checks against the memory and speed of this machine."""
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +11,9 @@ from vitreous.inference.engine import Precision, input_description, large_cost
 from vitreous.inference.predictor import AnyPredictor, predictor_class, predictor_for
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names
-from vitreous.page.model_facts import model_facts
+from vitreous.page.model_facts import model_facts, short_name, unique_ids
 from vitreous.weights.io.safetensors_file import copy_to_memory
-from vitreous.weights.load import is_hub, load
+from vitreous.weights.load import load
 
 # FLOP/s that no device reaches. A model that would need a faster device to meet the timeout is rejected.
 FASTEST = {"cpu": 10**13}
@@ -72,32 +70,6 @@ def serve_model(
     workers = 0 if choose_device(device).type == "cpu" or batch_size == 1 else None
     predictor = predictor_for(model, device, batch_size=batch_size, precision=precision, workers=workers)
     return ServedModel(id, name, predictor.model.eval(), predictor, labels)
-
-
-def unique_ids(names: Sequence[str]) -> list[str]:
-    """Derive short, unique, URL-safe ids from checkpoint paths."""
-    ids: list[str] = []
-    for name in names:
-        parts = [part for part in re.split(r"[/\\:]", os.path.normpath(name)) if part not in ("", ".", "..")]
-        if len(parts) > 1 and parts[-1] in ("best", "last"):  # use the name of the run instead
-            parts.pop()
-        stem = re.sub(r"\.(npz|pth|pt|bin|safetensors|pdparams)$", "", parts[-1]) if parts else "model"
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
-        number, id = 2, plain
-        while id in ids:
-            id, number = f"{plain}-{number}", number + 1
-        ids.append(id)
-    return ids
-
-
-def short_name(name: str) -> str:
-    """Return the name of a checkpoint without the parent folders, whose names may be private.
-
-    >>> short_name("/home/me/runs/pets/best"), short_name("hf-hub:timm/vit_tiny")
-    ('pets/best', 'hf-hub:timm/vit_tiny')
-    """
-    parts = Path(os.path.abspath(name)).parts
-    return name if is_hub(name) else "/".join(parts[-2:] if parts[-1] in ("best", "last") else parts[-1:])
 
 
 def check_capacity(served: ServedModel, timeout: float) -> None:

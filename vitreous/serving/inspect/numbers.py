@@ -18,10 +18,9 @@ from vitreous.explanation.rollout_relevance_occlusion import (
     random_faithfulness,
 )
 from vitreous.inference.mask_images import hex_colours
-from vitreous.inference.predictor import LONGEST, familiarity_ranks
-from vitreous.model.calibration import UNKNOWN
+from vitreous.inference.predictor import LONGEST
 from vitreous.model.segmenter import Segmenter, slide
-from vitreous.model.top_labels import class_probabilities
+from vitreous.page import results
 from vitreous.page.results import TOP, as_map, class_entry, faithfulness_curves, picture, rounded, top_classes
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect.service import Session
@@ -32,18 +31,14 @@ from vitreous.serving.inspect.service import Session
 @torch.no_grad()
 def predictions(session: Session) -> dict[str, Any]:
     """Return the top classes (None unless the model is a classifier) and `unknown` (None unless it is calibrated)."""
-    model = session.inspected.model
+    model, labels = session.inspected.model, session.inspected.labels
     if not model.config.backbone.output_kind.classes:
         return {"predictions": None, "unknown": None}
     if model.config.has_attention:
         scores, pooled = session.captured.logits(), session.captured.model.pool(session.captured.features())
     else:
         scores, pooled = model.logits_and_pooled(session.image)
-    calibration, probabilities, unknown = model.config.calibration, class_probabilities(scores[0], model.config), None
-    if calibration is not None and model.familiarity is not None:
-        familiar = model.familiarity.to(pooled.device).scores(pooled)
-        unknown = familiarity_ranks(calibration, familiar)[0] < UNKNOWN
-    return {"predictions": top_classes(session.inspected.labels, probabilities, TOP), "unknown": unknown}
+    return results.predictions(model, scores[0], pooled, labels)
 
 
 def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-// Opens images: by drag and drop, from the clipboard, from a file, or one of three examples.
+// Opens images: by drag and drop, from the clipboard, from a file, or one of the examples.
 
 import { byId, el } from "../widgets/dom.js";
-import { t } from "../text/translate.js";
+import { source } from "../source.js";
+import { has, t } from "../text/translate.js";
 
-export const EXAMPLES = ["balloon", "oranges", "lighthouse"];
 const FORMATS = ["image/jpeg", "image/png", "image/webp"];
 
 export class ImageError extends Error {}
@@ -18,14 +18,14 @@ export async function readImage(blob, name = null) {
   }
 }
 
-export async function example(name) {
-  const response = await fetch(`/page/examples/${name}.webp`);
-  return readImage(await response.blob(), name);
+export async function readExample({ name, url }) {
+  return readImage(await (await fetch(url)).blob(), name);
 }
 
-/** Accepts images on the whole page. Calls `use(blob)` for a file and `useExample(name)` for an example. */
+/** Accepts images on the whole page. Calls `use(blob)` for a file and `useExample(example)` for an example. */
 export class ImageOpener {
-  constructor(use, useExample) {
+  constructor(examples, use, useExample) {
+    this.examples = examples; // {name, url, label}
     this.use = use;
     this.useExample = useExample;
     this.input = byId("file");
@@ -69,14 +69,15 @@ export class ImageOpener {
     this.words.textContent = t(linked ? "drop-again" : "drop");
     this.choose.textContent = t("choose");
     this.or.textContent = t("or-example");
-    this.more.textContent = t("stays-here");
+    this.more.textContent = t(source.privacy);
     const make = (kind) =>
-      EXAMPLES.map((name) => {
-        const words = t(`example-${name}`);
-        const picture = el("img", { src: `/page/examples/${name}.webp`, alt: kind === "card" ? "" : words });
+      this.examples.map((example) => {
+        const { name, url, label } = example;
+        const words = has(`example-${name}`) ? t(`example-${name}`) : label;
+        const picture = el("img", { src: url, alt: kind === "card" ? "" : words });
         return el(
           "button",
-          { type: "button", class: kind, title: words, "data-example": name, onclick: () => this.useExample(name) },
+          { type: "button", class: kind, title: words, "data-example": name, onclick: () => this.useExample(example) },
           picture,
           kind === "card" && el("span", {}, words),
         );

@@ -1,12 +1,11 @@
 // Entry point: loads the models, restores the view from the URL, and redraws on changes.
 
-import { getJson, useKeyDialog } from "../server/http.js";
+import { source } from "../source.js";
 import { byId, oncePerFrame } from "../widgets/dom.js";
 import { sameArea } from "../image/patch-geometry.js";
 import { Header } from "./header.js";
 import { t, translatePage } from "../text/translate.js";
-import { askForKey } from "./api-key-dialog.js";
-import { readImage, example, EXAMPLES, ImageOpener } from "./image-opener.js";
+import { readImage, readExample, ImageOpener } from "./image-opener.js";
 import { ModelPane } from "./model-pane.js";
 import { showWhile } from "../widgets/status-line.js";
 import { Tour } from "./tour.js";
@@ -23,16 +22,17 @@ class App {
 
   async start() {
     translatePage();
-    useKeyDialog(askForKey);
-    this.opener = new ImageOpener(
-      (file) => this.open(readImage(file)),
-      (name) => this.open(example(name)),
-    );
     this.tour = new Tour(() => this.#forTour());
     this.header = new Header(this);
     try {
-      const found = await showWhile(t("loading-model"), getJson("/v1/model"));
-      this.models = found.models.map((model) => ({ ...model, tokens: model.tokens ?? { prefix: [] } }));
+      const { models, examples, first } = await showWhile(t("loading-model"), source.start());
+      this.models = models.map((model) => ({ ...model, tokens: model.tokens ?? { prefix: [] } }));
+      this.opener = new ImageOpener(
+        examples,
+        (file) => this.open(readImage(file)),
+        (example) => this.open(readExample(example)),
+      );
+      this.first = first;
     } catch (error) {
       return this.fail(error);
     }
@@ -40,6 +40,7 @@ class App {
     addEventListener("hashchange", () => readAddress() && this.#restore());
     addEventListener("resize", () => this.redraw());
     readAddress();
+    view.image ??= this.first;
     await this.#restore();
     document.body.dataset.ready = "yes";
   }
@@ -50,11 +51,16 @@ class App {
     const known = view.models.filter((id) => this.models.some((model) => model.id === id));
     view.models = known.length ? known : [this.models[0].id];
     this.#build();
-    if (EXAMPLES.includes(view.image)) return this.open(example(view.image), true);
+    const example = this.#example(view.image);
+    if (example) return this.open(readExample(example), true);
     if (view.image && this.picture?.id === view.image) return this.open(this.picture, true);
     this.picture = null;
     this.opener.translate(view.image);
     return this.redraw();
+  }
+
+  #example(name) {
+    return this.opener.examples.find((example) => example.name === name);
   }
 
   #build() {
@@ -87,7 +93,7 @@ class App {
       const linked = view.image;
       this.picture = { ...picture, id: shown.id };
       set({ image: picture.name ?? shown.id });
-      if (restoring && linked && !EXAMPLES.includes(linked) && linked !== shown.id) this.fail(new Error(t("wrong-image")));
+      if (restoring && linked && !this.#example(linked) && linked !== shown.id) this.fail(new Error(t("wrong-image")));
       this.redraw();
     } catch (error) {
       if (error.name !== "AbortError" && this.turn === turn) this.fail(error);
@@ -97,7 +103,7 @@ class App {
   async #forTour() {
     if (!this.panes[0].model.heads) this.fail(new Error(t("no-attention")));
     else {
-      if (!this.panes[0].shown) await this.open(example("balloon"));
+      if (!this.panes[0].shown) await this.open(readExample(this.opener.examples[0]));
       if (this.panes[0].shown) return this.panes[0];
     }
     return null;

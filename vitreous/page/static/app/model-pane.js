@@ -9,14 +9,15 @@ import { AttentionDistance } from "../views/attention-distance.js";
 import { el } from "../widgets/dom.js";
 import { PatchEraser } from "../image/patch-eraser.js";
 import { ModelFacts } from "../views/model-facts.js";
-import { Prefetch } from "../server/prefetch.js";
+import { Prefetch } from "./prefetch.js";
 import { PatchFilters } from "../views/patch-filters.js";
 import { t } from "../text/translate.js";
 import { LogitLens } from "../views/logit-lens.js";
 import { HeadMatrix } from "../views/head-matrix.js";
 import { PositionSimilarity } from "../views/position-similarity.js";
 import { defaultQuery, patchOf, rowOf } from "../image/query-token.js";
-import { named, ImageSession } from "../server/image-session.js";
+import { named } from "../results/image-session.js";
+import { source } from "../source.js";
 import { ImageCanvas } from "../image/image-canvas.js";
 import { showWhile } from "../widgets/status-line.js";
 import { unavailableReason, MapList } from "../image/map-list.js";
@@ -92,17 +93,17 @@ export class ModelPane {
   }
 
   /** Shows an image: first its summary, then other results as they arrive. */
-  async open({ blob, bitmap }) {
+  async open(picture) {
     this.close();
-    const session = new ImageSession(this.model, blob);
+    const session = source.session(this.model, picture);
     this.session = session;
     const shown = await showWhile(t("sending", { model: this.model.id }), session.open());
     if (this.session !== session) return null;
     this.shown = shown;
-    this.bitmap = bitmap;
+    this.bitmap = picture.bitmap;
     this.root.classList.remove("empty");
     this.prefetch = new Prefetch(this, session, () => this.session === session && this.app.redraw());
-    this.imageCanvas.show(bitmap, shown);
+    this.imageCanvas.show(picture.bitmap, shown);
     this.answer.show(shown);
     this.app.redraw();
     this.prefetch.start();

@@ -1,20 +1,10 @@
 // HTTP requests, with retries while the server is busy and an API key if required.
 
+import { ResultError } from "../results/errors.js";
 import { t } from "../text/translate.js";
 import { startTask } from "../widgets/status-line.js";
 
 const RETRIES = 8; // per request while the server is busy
-
-export class ServerError extends Error {
-  constructor(status, code, message) {
-    super(message);
-    this.status = status;
-    this.code = code;
-  }
-}
-
-/** Creates the error for a request that the model does not support, without sending it. */
-export const unsupported = (code) => new ServerError(0, code, code);
 
 let key = "";
 let kept = ""; // the last key that the server accepted
@@ -70,7 +60,7 @@ async function request(path, options = {}) {
       response = await fetch(path, { ...options, headers });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ServerError(0, "unreachable", t("unreachable"));
+      throw new ResultError(0, "unreachable", t("unreachable"));
     }
     if (response.ok) {
       keepKey();
@@ -88,7 +78,7 @@ async function request(path, options = {}) {
         continue;
       }
     }
-    throw new ServerError(response.status, code, message);
+    throw new ResultError(response.status, code, message);
   }
 }
 

@@ -1,16 +1,15 @@
-// One image in one model. Requests results when they are first needed, and caches them.
+// One image in one model on the server.
 
 import { getBytes, getJson, postJson, postImage } from "./http.js";
-import { AttentionBytes, CosineBytes } from "./byte-arrays.js";
+import { AttentionBytes, cosineBytes } from "../results/token-matrices.js";
+import { ImageSession, named } from "../results/image-session.js";
 
-export class ImageSession {
+export class ServerSession extends ImageSession {
+  prefetched = ["rollout", "pca", "relevance"]; // maps to compute without being asked
+
   constructor(model, blob) {
-    this.model = model;
+    super(model);
     this.blob = blob;
-    this.prefix = model.tokens?.prefix?.length ?? 0;
-    this.ending = new AbortController();
-    this.kept = new Map(); // promises by name
-    this.values = new Map(); // resolved values by name
     this.reopened = null;
   }
 
@@ -24,35 +23,27 @@ export class ImageSession {
     return this.shown;
   }
 
-  /** Aborts all requests. */
-  end() {
-    this.ending.abort();
-  }
-
   attention = (layer) =>
-    this.#once(`attention/${layer}`, async (path) => {
+    this.#get(`attention/${layer}`, async (path) => {
       const { buffer, shape } = await getBytes(path, this.ending.signal);
       return new AttentionBytes(buffer, shape, this.prefix);
     });
 
   similarity = (layer) =>
-    this.#once(`similarity/${layer}`, async (path) => {
+    this.#get(`similarity/${layer}`, async (path) => {
       const { buffer } = await getBytes(path, this.ending.signal);
-      return new CosineBytes(buffer, Math.round(Math.sqrt(buffer.byteLength)), this.prefix);
+      return cosineBytes(buffer, this.prefix);
     });
 
-  mask = () => this.#once("mask", (path) => getBytes(path, this.ending.signal));
-  lens = () => this.#once("lens", (path) => getJson(path, this.ending.signal));
-  distance = () => this.#once("distance", (path) => getJson(path, this.ending.signal));
-  tour = () => this.#once("tour", (path) => getJson(path, this.ending.signal));
+  mask = () => this.#get("mask", (path) => getBytes(path, this.ending.signal));
+  lens = () => this.#get("lens", (path) => getJson(path, this.ending.signal));
+  distance = () => this.#get("distance", (path) => getJson(path, this.ending.signal));
+  tour = () => this.#get("tour", (path) => getJson(path, this.ending.signal));
 
   /** A map that the server computes: rollout, relevance, occlusion, pca. `signal` aborts the request. */
-  map = (method, choices, signal) => this.#once(named(`map/${method}`, choices), (path) => getJson(path, signal));
+  map = (method, choices, signal) => this.#get(named(`map/${method}`, choices), (path) => getJson(path, signal));
   faithfulness = (method, choices, signal) =>
-    this.#once(named(`faithfulness/${method}`, choices), (path) => getJson(path, signal));
-
-  /** Returns a value if it has arrived, or undefined. */
-  known = (what, choices) => this.values.get(named(what, choices));
+    this.#get(named(`faithfulness/${method}`, choices), (path) => getJson(path, signal));
 
   masked = (patches, classes, signal) =>
     this.#again(() => postJson(this.#path("masked"), { patches, classes }, signal));
@@ -62,17 +53,8 @@ export class ImageSession {
     return `/v1/images/${this.shown.id}/${what}${mark}model=${encodeURIComponent(this.model.id)}`;
   }
 
-  /** Requests a value once. Failures are not cached, so they can be retried. */
-  #once(what, ask) {
-    if (!this.kept.has(what)) {
-      const promise = this.#again(() => ask(this.#path(what)));
-      this.kept.set(what, promise);
-      promise.then(
-        (value) => this.values.set(what, value),
-        () => this.kept.delete(what),
-      );
-    }
-    return this.kept.get(what);
+  #get(what, ask) {
+    return this.once(what, () => this.#again(() => ask(this.#path(what))));
   }
 
   /** Uploads the image again if the server no longer has it. */
@@ -86,9 +68,4 @@ export class ImageSession {
       return ask();
     }
   }
-}
-
-export function named(what, choices = {}) {
-  const given = Object.entries(choices).filter(([, value]) => value !== null && value !== undefined);
-  return given.length ? `${what}?${new URLSearchParams(given)}` : what;
 }

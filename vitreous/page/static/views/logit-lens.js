@@ -1,6 +1,6 @@
 // Logit lens: predictions of the head after each layer.
 
-import { unsupported } from "../server/http.js";
+import { unsupported } from "../results/errors.js";
 import { el } from "../widgets/dom.js";
 import { percent, t } from "../text/translate.js";
 

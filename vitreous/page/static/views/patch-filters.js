@@ -1,6 +1,6 @@
 // The first principal components of the patch filters (Figure 7, left, of the paper).
 
-import { getBytes } from "../server/http.js";
+import { source } from "../source.js";
 import { el } from "../widgets/dom.js";
 import { t } from "../text/translate.js";
 
@@ -13,9 +13,8 @@ export class PatchFilters {
   }
 
   async load() {
-    const { buffer, shape } = await getBytes(`/v1/filters?model=${encodeURIComponent(this.model.id)}`);
+    const { bytes, shape } = await source.filters(this.model);
     const [count, height, width] = shape;
-    const bytes = new Uint8Array(buffer);
     const tiles = [];
     for (let filter = 0; filter < count; filter++) {
       const pixels = new ImageData(width, height);

@@ -2,7 +2,8 @@
 // others; a large map shows the position of the query.
 
 import { paint, rangeOf } from "../widgets/color-maps.js";
-import { unsupported, getBytes } from "../server/http.js";
+import { unsupported } from "../results/errors.js";
+import { source } from "../source.js";
 import { el } from "../widgets/dom.js";
 import { short, t } from "../text/translate.js";
 import { set } from "../app/view-state.js";
@@ -28,8 +29,7 @@ export class PositionSimilarity {
   /** Loads the data when the tab is first opened. */
   async load() {
     if (["none", "conditional"].includes(this.model.position)) throw unsupported("no_positions");
-    const { buffer } = await getBytes(`/v1/position?model=${encodeURIComponent(this.model.id)}`);
-    this.bytes = new Uint8Array(buffer);
+    this.bytes = await source.positions(this.model);
     this.count = Math.round(Math.sqrt(this.bytes.length));
     this.#mosaic();
   }

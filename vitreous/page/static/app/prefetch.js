@@ -2,10 +2,11 @@
 
 import { TESTED } from "../views/faithfulness.js";
 import { t } from "../text/translate.js";
-import { named } from "./image-session.js";
+import { named } from "../results/image-session.js";
+import { source } from "../source.js";
 import { showWhile } from "../widgets/status-line.js";
 import { unavailableReason } from "../image/map-list.js";
-import { view } from "../app/view-state.js";
+import { view } from "./view-state.js";
 
 const LIGHT = 64e6; // bytes; above this, hidden layers are loaded only on request
 
@@ -14,7 +15,7 @@ export class Prefetch {
     Object.assign(this, { pane, session, redraw, requested: new Set(), failures: new Map(), heavy: null, stopped: false });
     const { heads, depth, tokens } = pane.model;
     const count = pane.shown.grid[0] * pane.shown.grid[1] + tokens.prefix.length;
-    this.size = (heads ?? 0) * (depth ?? 0) * count * count;
+    this.size = (heads ?? 0) * (depth ?? 0) * count * count * source.weightBytes;
     this.held = this.size > LIGHT;
   }
 
@@ -29,7 +30,7 @@ export class Prefetch {
     if (!pane.model.heads) return;
     await this.#need(`attention/${pane.layer}`, () => session.attention(pane.layer));
     await this.#need("distance", async () => pane.distance.show(await session.distance()));
-    for (const map of ["rollout", "pca", "relevance"]) {
+    for (const map of session.prefetched) {
       if (!unavailableReason(map, pane.model))
         await this.#need(
           named(`map/${map}`, pane.choices(map)),
