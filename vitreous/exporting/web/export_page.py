@@ -135,6 +135,7 @@ def _copy_page(folder: Path) -> None:
     html = (STATIC / "index.html").read_text(encoding="utf-8")
     charset = '<meta charset="utf-8">'
     policy = f'{charset}\n  <meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    policy += '\n  <script src="page/browser/file-notice.js" defer></script>'
     (folder / "index.html").write_text(html.replace(charset, policy), encoding="utf-8")
 
 

@@ -22,6 +22,7 @@ class App {
 
   async start() {
     translatePage();
+    byId("privacy").textContent = t(source.privacy);
     this.tour = new Tour(() => this.#forTour());
     this.header = new Header(this);
     try {
@@ -150,6 +151,7 @@ class App {
   }
 
   translate() {
+    byId("privacy").textContent = t(source.privacy);
     for (const pane of this.panes) pane.translate();
     this.opener.translate(this.picture ? null : view.image);
     this.tour.translate();
