@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
-
 from vitreous.common.atomic_files import atomic_folder
 from vitreous.common.checks import Size, check_choice, check_whole, fail
-from vitreous.exporting.graph import trace
-from vitreous.exporting.metadata import metadata_of
 from vitreous.exporting.options import FILES, PRECISIONS, ExportPrecision, OptionalOutput, Target
 from vitreous.exporting.runtimes import needs, open_session, write
 from vitreous.exporting.validate import TENSOR, Check, ExportFailed, Pixels, check, validation_images
@@ -21,7 +17,6 @@ from vitreous.inference.engine import Images
 from vitreous.inference.predict_images import open_model
 from vitreous.model.protocol import Model
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Files of an earlier export to replace; others in the folder are kept.
 OURS = ("model.*", "model_tensor.*", "export.json")
 
@@ -85,11 +80,9 @@ def export(
         checks: list[Check] = []
         metadata: dict[str, Any] = {}
         for name in ("model", TENSOR) if tensor_input else ("model",):
-            program = trace(model, tuple(outputs), DTYPES[precision], dynamic_size, tensor_input=name == TENSOR)
-            about = metadata_of(model.config, program.outputs, precision, dynamic_size and name != TENSOR)
             path = folder / FILES[to].replace("model", name)
-            write(program, path, to, about, half=precision == "fp16")
-            checks += _compare(path, model, images, program.outputs, precision, dynamic_size)
+            about = write(model, path, to, outputs, precision, dynamic_size, tensor_input=name == TENSOR)
+            checks += _compare(path, model, images, list(about["outputs"]), precision, dynamic_size)
             metadata = metadata or about
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
         report = {"to": to, "files": files, "metadata": metadata, "checks": [dataclasses.asdict(one) for one in checks]}

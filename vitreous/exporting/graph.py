@@ -7,8 +7,8 @@ resize of a segmenter.
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from vitreous.exporting.outputs import Outputs, output_names
 from vitreous.exporting.preprocess import Preprocess, covering, decoded
 from vitreous.exporting.resample import Scalar, resize_columns, resize_rows, resize_weights
 from vitreous.model.inputs import normalise
+from vitreous.model.options import Preprocessing
 from vitreous.model.protocol import Model
 from vitreous.model.segmenter import Segmenter
 
@@ -52,7 +53,7 @@ class ImageModel(nn.Module):
             pixels = self.preprocess(images, torch.tensor([height, width]))
         else:
             strides = self.config.patch_stride
-            rows, columns = (int((size[i] // strides[i]).item()) for i in (0, 1))
+            rows, columns = (cast(int, (size[i] // strides[i]).item()) for i in (0, 1))
             height, width = rows * strides[0], columns * strides[1]
             pixels = self.preprocess(images, torch.stack([size[i] // strides[i] * strides[i] for i in (0, 1)]))
         return self.outputs(pixels.reshape(images.shape[0], self.config.channels, height, width))
@@ -126,47 +127,59 @@ class PlainGroupNorm(nn.Module):
 # ---- Tracing ---------------------------------------------------------------------------------------------------------
 
 
-def trace(
+def trace_images(
     model: Model,
-    optional: tuple[OptionalOutput, ...] = (),
+    optional: Sequence[OptionalOutput] = (),
     dtype: torch.dtype = torch.float32,
     dynamic_size: bool = False,
-    tensor_input: bool = False,
 ) -> Program:
-    """Trace a model from decoded images, or from preprocessed images with `tensor_input`, to its outputs."""
-    config, model = model.config, exportable(model).to(dtype)
-    names = output_names(model, optional)
-    inputs: tuple[str, ...] = ("images",)
-    height, width = config.image_size
-    if isinstance(model, Segmenter):
-        module: nn.Module = model if tensor_input else ImageSegmenter(model, dtype)
-        names = names[:1] if tensor_input else names
-    else:
-        module = Outputs(model, names, dtype) if tensor_input else ImageModel(Outputs(model, names, dtype))
-    dynamic: tuple[dict[int, object] | None, ...]
-    if tensor_input:
-        arguments: tuple[Tensor, ...] = (torch.zeros(2, config.channels, height, width),)
-        inputs, dynamic = ("pixels",), ({0: Dim.DYNAMIC},)
-        if dynamic_size:
-            sides = [stride * Dim(name) for stride, name in zip(config.patch_stride, ("rows", "columns"), strict=True)]
-            dynamic = ({0: Dim.DYNAMIC, 2: sides[0], 3: sides[1]},)
-    else:
-        arguments = (torch.zeros(2, 40, 50, config.channels, dtype=torch.uint8),)
-        dynamic = (dict.fromkeys((0, 1, 2), Dim.DYNAMIC),)
-        if dynamic_size:
-            arguments, inputs, dynamic = (
-                (*arguments, torch.tensor([height, width])),
-                ("images", "size"),
-                (*dynamic, None),
-            )
+    """Trace a model from decoded images to its outputs."""
+    names, module = output_names(model, optional), exportable(model, dtype)
+    example = torch.zeros(2, 40, 50, model.config.channels, dtype=torch.uint8)
+    dynamic = dict.fromkeys((0, 1, 2), Dim.DYNAMIC)
+    if isinstance(module, Segmenter):
+        return _traced(ImageSegmenter(module, dtype), {"images": example}, (dynamic,), names)
+    images = ImageModel(Outputs(module, names, dtype))
+    if not dynamic_size:
+        return _traced(images, {"images": example}, (dynamic,), names)
+    size = torch.tensor(model.config.image_size)
+    return _traced(images, {"images": example, "size": size}, (dynamic, None), names)
+
+
+def trace_tensors(
+    model: Model,
+    optional: Sequence[OptionalOutput] = (),
+    dtype: torch.dtype = torch.float32,
+    dynamic_size: bool = False,
+) -> Program:
+    """Trace a model from preprocessed images to its outputs. A segmenter takes single windows."""
+    config, names, module = model.config, output_names(model, optional), exportable(model, dtype)
+    names = names[:1] if isinstance(module, Segmenter) else names
+    size, dynamic = config.image_size, {0: Dim.DYNAMIC}
+    if dynamic_size:
+        (height, width), (rows, columns) = config.patch_stride, config.grid
+        size = ((rows + 1) * height, (columns + 2) * width)  # an example that is not a special case
+        dynamic |= {2: height * Dim("rows"), 3: width * Dim("columns")}
+    example = torch.zeros(2, config.channels, *size)
+    return _traced(Outputs(module, names, dtype), {"pixels": example}, (dynamic,), names)
+
+
+def trace_preprocessing(how: Preprocessing, channels: int) -> Program:
+    """Trace the preprocessing alone, from decoded images and an image size to the input of `trace_tensors`."""
+    example = torch.zeros(2, 40, 50, channels, dtype=torch.uint8)
+    inputs = {"images": example, "size": torch.tensor([32, 48])}
+    return _traced(Preprocess(how, channels), inputs, (dict.fromkeys((0, 1, 2), Dim.DYNAMIC), None), ("pixels",))
+
+
+def _traced(module: nn.Module, inputs: dict[str, Tensor], dynamic: tuple[Any, ...], outputs: Sequence[str]) -> Program:
     with torch.no_grad(), quiet():
-        program = torch.export.export(module.eval(), arguments, dynamic_shapes=dynamic, strict=False)
-    return Program(program, inputs, names)
+        program = torch.export.export(module.eval(), tuple(inputs.values()), dynamic_shapes=dynamic, strict=False)
+    return Program(program, tuple(inputs), tuple(outputs))
 
 
-def exportable(model: Model) -> Model:
+def exportable(model: Model, dtype: torch.dtype) -> Model:
     """Return a copy of a model on the CPU, without modules that runtimes compute inaccurately."""
-    model = copy.deepcopy(model).cpu().float().eval()
+    model = copy.deepcopy(model).to("cpu", dtype).eval()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.GroupNorm):

@@ -3,6 +3,7 @@
 b: batch; c: channels; h, w: image height and width; gh, gw: patch grid.
 """
 
+from collections.abc import Sequence
 from typing import get_args
 
 import torch
@@ -30,7 +31,7 @@ MEANINGS = {
 }
 
 
-def output_names(model: Model, optional: tuple[OptionalOutput, ...] = ()) -> tuple[str, ...]:
+def output_names(model: Model, optional: Sequence[OptionalOutput] = ()) -> tuple[str, ...]:
     """Return the outputs of an exported model, in order. `optional` adds outputs."""
     for name in optional:
         check_choice("outputs", name, get_args(OptionalOutput))
@@ -73,8 +74,10 @@ class Outputs(nn.Module):
             found |= self._scores(self.model(images).float())
         return tuple(found[name].float() for name in self.names)
 
-    def _scores(self, logits: Float[Tensor, "b classes"]) -> dict[str, Tensor]:
+    def _scores(self, logits: Float[Tensor, "b classes ..."]) -> dict[str, Tensor]:
         output = self.model.config.output
+        if self.names == ("logits",):
+            return {"logits": logits}
         if isinstance(output, Numbers):
             mean, std = (torch.tensor(values, dtype=torch.float32) for values in (output.mean, output.std))
             return {"logits": logits, "values": logits * std + mean}

@@ -3,7 +3,8 @@
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,15 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitreous.exporting.graph import Program, quiet
-from vitreous.exporting.options import Target
+from vitreous.exporting.graph import trace_images, trace_tensors
+from vitreous.exporting.metadata import metadata_of
+from vitreous.exporting.onnx_file import KEY, write_onnx
+from vitreous.exporting.options import ExportPrecision, OptionalOutput, Target
+from vitreous.exporting.outputs import output_names
+from vitreous.model.protocol import Model
 
 # A function from the inputs of a model, by name, to its outputs.
 Session = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
-OPSET = 18  # onnxruntime, onnxruntime-web and OpenVINO support all operators of this version
-KEY = "vitreous"  # of the metadata
-PROTOBUF_LIMIT = 2**31 - 2**20  # bytes of a file, beyond which the weights are in a second file
+DTYPES: dict[ExportPrecision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def needs(target: Target) -> None:
@@ -42,47 +45,38 @@ def _package(name: str, extra: str) -> ModuleType:
 # ---- Writing ---------------------------------------------------------------------------------------------------------
 
 
-def write(program: Program, path: Path, target: Target, metadata: Mapping[str, Any], half: bool) -> None:
-    """Write a traced model to `path`. `half`: store the weights of an OpenVINO model as float16."""
+def write(
+    model: Model,
+    path: Path,
+    target: Target,
+    outputs: Sequence[OptionalOutput],
+    precision: ExportPrecision,
+    dynamic_size: bool,
+    tensor_input: bool,
+) -> dict[str, Any]:
+    """Write a model as one file that takes decoded images or, with `tensor_input`, preprocessed images.
+
+    Return the metadata of the file.
+    """
+    names = output_names(model, outputs)
+    names = names[:1] if tensor_input and model.config.output_kind.per_pixel else names
+    metadata = metadata_of(model.config, names, precision, dynamic_size)
+    options = (model, outputs, DTYPES[precision], dynamic_size)
     match target:
         case "onnx":
-            write_onnx(program, path, metadata)
+            write_onnx(*options, path, metadata, tensor_input)
         case "openvino":
-            write_openvino(program, path, metadata, half)
+            openvino = _package("openvino", "openvino")
+            with tempfile.TemporaryDirectory() as folder:
+                source = Path(folder, "model.onnx")
+                write_onnx(model, outputs, torch.float32, dynamic_size, source, metadata, tensor_input)
+                converted = openvino.convert_model(source)
+                converted.set_rt_info(json.dumps(metadata), [KEY])
+                openvino.save_model(converted, path, compress_to_fp16=precision == "fp16")
         case "torch-export":
-            extra = {KEY: json.dumps(metadata)}
-            torch.export.save(program.program, path, extra_files=extra)
-
-
-def write_onnx(program: Program, path: Path, metadata: Mapping[str, Any]) -> None:
-    with quiet():
-        written = torch.onnx.export(
-            program.program,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=program.inputs,
-            output_names=program.outputs,
-            verbose=False,
-        )
-    assert written is not None
-    model = written.model
-    model.producer_name = "vitreous"
-    model.metadata_props[KEY] = json.dumps(metadata)
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    written.save(path, external_data=size > PROTOBUF_LIMIT)
-
-
-def write_openvino(program: Program, path: Path, metadata: Mapping[str, Any], half: bool) -> None:
-    openvino = _package("openvino", "openvino")
-    source = path.with_suffix(".onnx")
-    write_onnx(program, source, metadata)
-    try:
-        model = openvino.convert_model(source)
-        model.set_rt_info(json.dumps(metadata), [KEY])
-        openvino.save_model(model, path, compress_to_fp16=half)
-    finally:
-        for file in source.parent.glob(f"{source.name}*"):
-            file.unlink()
+            program = trace_tensors(*options) if tensor_input else trace_images(*options)
+            torch.export.save(program.program, path, extra_files={KEY: json.dumps(metadata)})
+    return metadata
 
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
