@@ -78,7 +78,7 @@ def exported(
     root, packed = tmp_path_factory.mktemp("host"), tmp_path_factory.mktemp("zip")
     model = vitreous.load(checkpoints["birds"])
     assert isinstance(model, vitreous.ViT)
-    export_web(model, packed / "page", checkpoint="birds", runtime=runtime)
+    export_web(checkpoints["birds"], packed / "page", runtime=runtime)
     archive = shutil.make_archive(str(packed / "page"), "zip", packed / "page")
     shutil.unpack_archive(archive, root / "demos" / "birds")
     with static_site(root) as host:

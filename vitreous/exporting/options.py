@@ -3,6 +3,7 @@
 from typing import Literal
 
 Target = Literal["onnx", "openvino", "torch-export"]
+WebPrecision = Literal["fp32", "fp16"]
 ExportPrecision = Literal["fp32", "fp16", "bf16"]
 OptionalOutput = Literal["pooled", "patches", "rollout"]
 

@@ -5,10 +5,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
-import onnxruntime
 import torch
 from jaxtyping import Float
 
@@ -18,12 +17,17 @@ from vitreous.common.text import clean, json_text
 from vitreous.explanation.attention_and_logit_lens import CapturedForward
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images
 from vitreous.explanation.rollout_relevance_occlusion import relevance
+from vitreous.exporting.graph import exportable
+from vitreous.exporting.metadata import unknown_below
+from vitreous.exporting.options import WebPrecision
+from vitreous.exporting.runtimes import needs
+from vitreous.exporting.validate import ExportFailed
 from vitreous.exporting.web.examples import load_examples, write_example
 from vitreous.exporting.web.graphs import IMAGE, TARGET, export_outputs, export_relevance
 from vitreous.exporting.web.runtime import runtime_files
 from vitreous.exporting.web.shared_weights import write_graphs
 from vitreous.inference.engine import evaluation_mode
-from vitreous.model.calibration import FRACTIONS, UNKNOWN
+from vitreous.inference.predict_images import open_model
 from vitreous.model.options import AttentionPool, MultiLabel
 from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.top_labels import class_names, class_probabilities
@@ -31,7 +35,9 @@ from vitreous.model.vit import ViT, require_vit
 from vitreous.page import STATIC, results
 from vitreous.page.model_facts import model_facts, short_name, unique_ids
 
-Precision = Literal["fp32", "fp16"]
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
 OURS = ("index.html", "page/*", "model/*", "examples/*", "runtime/*")  # files that an export replaces
 MAX_ATTENTION_BYTES = 2**29  # of all layers, in float32
 TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2}  # largest accepted difference of attention weights and probabilities
@@ -55,11 +61,11 @@ class WebExport:
 
 
 def export_web(
-    model: Model,
+    model: Model | str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    checkpoint: str = "model",
-    precision: Precision = "fp32",
+    precision: WebPrecision = "fp32",
+    image_size: int | Sequence[int] | None = None,
     examples: Sequence[Path] = (),
     runtime: Path | None = None,
     webgpu: bool = False,
@@ -70,44 +76,47 @@ def export_web(
     The exported model is compared with PyTorch on the example images. If it differs, nothing is written.
 
     Args:
-        model: Classifier, multi-label classifier or encoder with attention.
+        model: A model or a checkpoint: a classifier, multi-label classifier or encoder with attention.
         out: Folder. Files of an earlier export are replaced.
-        checkpoint: Path or name of the checkpoint, from which the name of the model is derived.
         precision: Storage format of the weights. The browser computes in float32.
+        image_size: Input size of the model. Default: the image size of the checkpoint.
         examples: Images that replace the built-in examples.
         runtime: Unpacked onnxruntime-web package. See `runtime_files`.
         webgpu: Add the files that run the model on a GPU.
         announce: Called with a message before a download.
     """
-    check_choice("precision", precision, ("fp32", "fp16"))
-    vit = _supported(model)
+    check_choice("precision", precision, get_args(WebPrecision))
+    needs("onnx")
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else "model"
+    vit = _supported(open_model(model, image_size).cpu())
     files = runtime_files(runtime, webgpu, announce)
     labels = tuple(map(clean, class_names(vit.config)))
     with atomic_folder(out, ours=OURS) as aside, evaluation_mode(vit):
         _copy_page(aside)
-        for name in ("model", "examples", "runtime"):
-            (aside / name).mkdir()
+        for part in ("model", "examples", "runtime"):
+            (aside / part).mkdir()
         for file in files:
             shutil.copyfile(file, aside / "runtime" / file.name)
         given = load_examples(examples)
         captured = [write_example(vit, labels, example, aside / "examples") for example in given]
-        graphs = {"outputs.onnx": export_outputs(vit)}
+        plain = cast(ViT, exportable(vit, torch.float32))
+        graphs = {"outputs.onnx": export_outputs(plain)}
         if vit.config.output_kind.classes:
-            graphs["relevance.onnx"] = export_relevance(vit)
+            graphs["relevance.onnx"] = export_relevance(plain)
         weights = write_graphs(graphs, aside / "model", precision == "fp16")
         differences = compare(vit, aside / "model", captured)
         _check(differences, TOLERANCE[precision], precision)
         facts = {
-            **model_facts(vit, unique_ids([checkpoint])[0], clean(short_name(checkpoint)), labels),
+            **model_facts(vit, unique_ids([name])[0], clean(short_name(name)), labels),
             **_inference_facts(vit),
             "examples": [{"name": example.name, "label": example.label} for example in given],
             "weights": weights,
-            "bytes": sum((aside / "model" / name).stat().st_size for name in weights),
+            "bytes": sum((aside / "model" / file).stat().st_size for file in weights),
             "webgpu": webgpu,
             **_write_arrays(vit, aside / "model"),
         }
         (aside / "model" / "model.json").write_text(json_text(facts), encoding="utf-8")
-        sizes = {name: _size(aside / name) for name in ("", "model", "runtime")}
+        sizes = {part: _size(aside / part) for part in ("", "model", "runtime")}
     page = sizes[""] - sizes["model"] - sizes["runtime"]
     return WebExport(Path(out), page, sizes["model"], sizes["runtime"], *differences)
 
@@ -142,16 +151,12 @@ def _copy_page(folder: Path) -> None:
 def _inference_facts(model: ViT) -> dict[str, Any]:
     """Return what the browser needs to preprocess images and to interpret the outputs."""
     config, calibration = model.config, model.config.calibration
-    threshold = None
-    if calibration is not None and model.familiarity is not None:
-        place = FRACTIONS.index(UNKNOWN) - (len(FRACTIONS) - len(calibration.familiarities))
-        threshold = calibration.familiarities[place] if place >= 0 else None
     return {
         "channels": config.channels,
         "preprocessing": asdict(config.preprocessing),
         "several_labels": isinstance(config.output, MultiLabel),
         "temperature": 1.0 if calibration is None else calibration.temperature,
-        "familiar_from": threshold,  # images with a lower score are unknown
+        "unknown_below": None if calibration is None else unknown_below(calibration),  # familiarity
         "class_token": config.class_token,
         "attention_pooling": isinstance(config.pool, AttentionPool),
         "mlp_width": config.mlp_width,
@@ -201,13 +206,15 @@ def compare(model: ViT, folder: Path, captured: Sequence[CapturedForward]) -> tu
     return max(attention), max(probabilities), max(relevances)
 
 
-def _session(path: Path) -> onnxruntime.InferenceSession:
+def _session(path: Path) -> "InferenceSession":
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run(session: "InferenceSession", feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the outputs of a graph by name."""
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
@@ -221,7 +228,7 @@ def _check(differences: tuple[float, float | None, float | None], tolerance: flo
     for name, value in zip(("attention", "probabilities"), differences[:2], strict=True):
         if value is not None and not value <= tolerance:  # also if it is NaN
             limit = f"at most {tolerance} is accepted with {precision}"
-            raise ValueError(f"the exported model differs from PyTorch: {name} by {value:.2g}; {limit}")
+            raise ExportFailed(f"the exported model differs from PyTorch: {name} by {value:.2g}; {limit}")
 
 
 def _size(folder: Path) -> int:

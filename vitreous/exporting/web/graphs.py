@@ -5,10 +5,7 @@ Both graphs take a preprocessed image of a fixed size. The page computes the oth
 p: prefix tokens; n: patches; t = p + n: tokens; d: width.
 """
 
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -18,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, pooling_weights, split_tokens
 from vitreous.explanation.rollout_relevance_occlusion import relevance
+from vitreous.exporting.graph import quiet
 from vitreous.model.tokens import Features
 from vitreous.model.vit import ViT
 from vitreous.page.results import first_attended, patch_pixels
@@ -94,7 +92,7 @@ def export_relevance(model: ViT) -> Any:
     image = torch.zeros(1, model.config.channels, *model.config.image_size)
     target = torch.zeros(1, dtype=torch.int64)
     traced = make_fx(Relevance(model).eval())(image, target)
-    return _export(traced, {IMAGE: image, TARGET: target})
+    return _export(traced.eval(), {IMAGE: image, TARGET: target})
 
 
 def _export(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
@@ -102,22 +100,10 @@ def _export(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
 
     The exporter must not fold constants, because the two graphs could not share the folded weights. Runtimes fold them.
     """
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         arguments = tuple(inputs.values())
         names = list(module(*arguments))
         program = torch.onnx.export(
             module, arguments, input_names=list(inputs), output_names=names, dynamo=True, optimize=False, verbose=False
         )
     return cast(Any, program).model_proto
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the exporter's messages about its own deprecated calls."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    logger.setLevel(before)

@@ -5,9 +5,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import onnx
-from onnx import TensorProto, helper, numpy_helper
-
 MAX_FILE_BYTES = 16 * 2**20  # many static hosts limit the size of a file, some to 25 MB
 MIN_BYTES = 1024  # smaller tensors stay in the graph
 
@@ -45,6 +42,8 @@ def write_graphs(graphs: Mapping[str, Any], folder: Path, half: bool) -> list[st
         graphs: ONNX models by file name. They are modified.
         half: Store weights in float16. The graphs convert them to float32 when they are loaded.
     """
+    import onnx
+
     files = WeightFiles(folder)
     for name, model in graphs.items():
         strip_descriptions(model)
@@ -57,6 +56,8 @@ def write_graphs(graphs: Mapping[str, Any], folder: Path, half: bool) -> list[st
 
 def _outsource(tensor: Any, files: WeightFiles, half: bool) -> Any:
     """Move the data of a tensor to a file. Return the node that converts it back, if it is stored in float16."""
+    from onnx import TensorProto, helper, numpy_helper
+
     if len(tensor.raw_data) < MIN_BYTES:
         return None
     cast = None

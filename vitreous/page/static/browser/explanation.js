@@ -36,7 +36,7 @@ export class Explanation {
   predictions() {
     if (!this.facts.classifies) return { predictions: null, unknown: null };
     const { familiarity } = this.outputs;
-    const unknown = familiarity ? this.facts.familiar_from !== null && familiarity.data[0] < this.facts.familiar_from : null;
+    const unknown = familiarity ? this.facts.unknown_below !== null && familiarity.data[0] < this.facts.unknown_below : null;
     return { predictions: this.#top(this.#probabilities(this.#logits()), TOP), unknown };
   }
 
