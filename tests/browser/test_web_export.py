@@ -203,6 +203,23 @@ def test_faithfulness_curves_equal_pytorch(session: Page, exported: Exported, me
     assert 0 < found["random"]["deletion"] < 1
 
 
+def test_a_cancelled_map_can_be_computed_again(session: Page, exported: Exported) -> None:
+    found = session.evaluate(
+        """async () => {
+      const first = new AbortController();
+      const names = [];
+      const stopped = session.map("occlusion", { target: 1 }, first.signal).catch((error) => names.push(error.name));
+      await new Promise((resolve) => setTimeout(resolve, 30));
+      first.abort();
+      await stopped;
+      return [names, (await session.map("occlusion", { target: 1 })).values];
+    }"""
+    )
+    assert found[0] == ["AbortError"]
+    expected = importance_map(exported.captured, "occlusion", 1, overlap=False).flatten()
+    np.testing.assert_allclose(found[1], expected, rtol=0, atol=1e-4)
+
+
 def test_a_chosen_file_can_be_hovered_and_erased(open_page: Any, exported: Exported) -> None:
     page = visit(open_page, exported.url)
     give(page, sample_image())

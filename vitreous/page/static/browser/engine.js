@@ -46,7 +46,8 @@ export class Engine {
     if (progress !== undefined) return this.status.show(t("loading-weights", { percent: Math.round(progress * 100) }));
     const call = this.calls.get(number);
     this.calls.delete(number);
-    if (error) call?.reject(new ResultError(0, error.code, t(error.text, { reason: error.reason })));
+    if (error?.name === "AbortError") call?.reject(new DOMException(error.reason, "AbortError"));
+    else if (error) call?.reject(new ResultError(0, error.text, t(error.text, { reason: error.reason })));
     else call?.resolve(value);
   }
 

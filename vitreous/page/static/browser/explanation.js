@@ -274,8 +274,19 @@ export class Explanation {
 
   // ---- Faithfulness --------------------------------------------------------------------------------------------------
 
-  /** Computes a map once, because its test may follow. */
-  #importance(method, target, check) {
+  /** Computes a map once, because its test may follow. If another call was cancelled while computing it, starts again. */
+  async #importance(method, target, check) {
+    for (;;) {
+      check();
+      try {
+        return await this.#shared(method, target, check);
+      } catch (error) {
+        if (error.name !== "AbortError") throw error;
+      }
+    }
+  }
+
+  #shared(method, target, check) {
     const key = ["relevance", "occlusion"].includes(method) ? `${method} ${target}` : method;
     if (!this.maps.has(key)) {
       const made = {

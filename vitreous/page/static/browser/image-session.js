@@ -25,7 +25,7 @@ export class BrowserSession extends ImageSession {
 
   end() {
     super.end();
-    if (this.ready) this.ready.then(({ id }) => this.engine.call("close", { id }), () => null);
+    if (this.ready) this.ready.then(({ image }) => this.engine.call("close", { image }), () => null);
   }
 
   attention = (layer) =>
@@ -62,8 +62,8 @@ export class BrowserSession extends ImageSession {
   }
 
   async #compute(what, given, signal) {
-    const { id } = await this.#load();
-    return this.engine.call(what, { id, ...given }, signal);
+    const { image } = await this.#load();
+    return this.engine.call(what, { image, ...given }, signal);
   }
 
   /** Runs the model on the image once. */

@@ -4,46 +4,57 @@ import { decode, fit, hashOf, sizeOf } from "./preprocess.js";
 import { Model } from "./model.js";
 import { Explanation } from "./explanation.js";
 
+let facts = null; // about the model
 let model = null; // promise
-const images = new Map(); // explanations by id
+const images = new Map(); // explanations by number
+let count = 0; // of images
 const cancelled = new Set(); // numbers of calls
 
 const functions = {
-  start({ model: facts }) {
-    model = Model.load(facts, (progress) => self.postMessage({ progress }));
-    return model.then(() => null);
+  async start({ model: given }) {
+    facts = given;
+    await load();
   },
 
-  /** Runs the model on an image. Returns its summary. */
+  /** Runs the model on an image. Returns its summary; the other functions take its number, `image`. */
   async open({ blob }) {
     const pixels = await decode(blob);
-    const loaded = await model;
+    const loaded = await load();
     const id = hashOf(new Uint8Array(await blob.arrayBuffer()));
-    const image = fit(pixels, loaded.facts);
-    const explanation = new Explanation(loaded, image, await loaded.run(image));
-    images.set(id, explanation);
-    return { id, ...sizeOf(pixels, loaded.facts), ...explanation.predictions(), segments: null };
+    const input = fit(pixels, loaded.facts);
+    const explanation = new Explanation(loaded, input, await loaded.run(input));
+    images.set(++count, explanation);
+    return { id, image: count, ...sizeOf(pixels, loaded.facts), ...explanation.predictions(), segments: null };
   },
 
-  close({ id }) {
-    images.delete(id);
+  close({ image }) {
+    images.delete(image);
   },
 
-  attention: ({ id, layer }) => find(id).attention(layer).slice(),
-  similarity: ({ id, layer }) => find(id).similarity(layer),
-  lens: ({ id }) => find(id).lens(),
-  distance: ({ id }) => find(id).distance(),
-  tour: ({ id }) => find(id).tour(),
-  rollout: ({ id, fusion, discard }) => find(id).rollout(fusion, discard),
-  pca: ({ id, layer }) => find(id).pca(layer),
-  relevance: ({ id, target }) => find(id).relevance(target),
-  occlusion: ({ id, target }, check) => find(id).occlusion(target, check),
-  faithfulness: ({ id, method, target }, check) => find(id).faithfulness(method, target, check),
-  masked: ({ id, patches, classes }) => find(id).masked(patches, classes),
+  attention: ({ image, layer }) => find(image).attention(layer).slice(),
+  similarity: ({ image, layer }) => find(image).similarity(layer),
+  lens: ({ image }) => find(image).lens(),
+  distance: ({ image }) => find(image).distance(),
+  tour: ({ image }) => find(image).tour(),
+  rollout: ({ image, fusion, discard }) => find(image).rollout(fusion, discard),
+  pca: ({ image, layer }) => find(image).pca(layer),
+  relevance: ({ image, target }) => find(image).relevance(target),
+  occlusion: ({ image, target }, check) => find(image).occlusion(target, check),
+  faithfulness: ({ image, method, target }, check) => find(image).faithfulness(method, target, check),
+  masked: ({ image, patches, classes }) => find(image).masked(patches, classes),
 };
 
-function find(id) {
-  const found = images.get(id);
+/** Loads the model once. After a failure, the next call tries again. */
+function load() {
+  if (!model) {
+    model = Model.load(facts, (progress) => self.postMessage({ progress }));
+    model.catch(() => (model = null));
+  }
+  return model;
+}
+
+function find(image) {
+  const found = images.get(image);
   if (!found) throw new DOMException("closed", "AbortError");
   return found;
 }
@@ -57,8 +68,8 @@ self.addEventListener("message", async ({ data: { number, what, given, cancel } 
     const value = await functions[what](given, check);
     self.postMessage({ number, value }, value instanceof Float32Array ? [value.buffer] : []);
   } catch (error) {
-    const known = error.text ?? "model-failed"; // key of the message
-    self.postMessage({ number, error: { code: error.code ?? error.name, text: known, reason: error.message } });
+    const text = error.text ?? "model-failed"; // key of the message
+    self.postMessage({ number, error: { name: error.name, text, reason: error.message } });
   } finally {
     cancelled.delete(number);
   }
