@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 TIMES = "\u00d7"  # multiplication sign, also on the button that closes a message
-PAGE = Path(__file__).parents[2] / "vitreous" / "serving" / "page"
+PAGE = Path(__file__).parents[2] / "vitreous" / "page" / "static"
 
 DROP = """([name, type, data]) => {
   const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));

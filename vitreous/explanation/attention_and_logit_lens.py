@@ -113,9 +113,9 @@ def split_tokens(tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
 
 def pooling_weights(model: ViT, features: Features) -> Float[Tensor, "b t"]:
     weights = cast(Pooling, model.pool).weights(features).mean(dim=1)
-    if model.distillation_head is not None:
-        weights[:, :2] = 0.5  # the logits of the two heads are averaged
-    return weights
+    if model.distillation_head is None:
+        return weights
+    return torch.cat([torch.full_like(weights[:, :2], 0.5), weights[:, 2:]], dim=1)  # the two heads are averaged
 
 
 def layer_indices(model: ViT, layers: Sequence[int] | None) -> list[int]:

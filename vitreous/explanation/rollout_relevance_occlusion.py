@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitreous.common.checks import Size, check_choice, check_fraction, check_real, check_whole
@@ -107,13 +107,16 @@ def _check(fusion: Fusion, discard: float) -> None:
 # over all layers that belongs to the output tokens. Layers are recomputed from their captured inputs, starting with
 # the last layer, so that the weights of only one layer are in memory.
 
+Target = int | Sequence[int] | Int[Tensor, "b"] | None
+
 
 def relevance(
-    captured: CapturedForward, target: int | Sequence[int] | None = None, between: Callable[[], None] = no_step
+    captured: CapturedForward, target: Target = None, between: Callable[[], None] = no_step
 ) -> Float[Tensor, "b gh gw"]:
     """Compute the relevance of each patch for a class.
 
-    `target` is a class index for all images, a sequence of one index per image, or None for the top class.
+    `target` is a class index for all images, one index per image, or None for the top class. In an exported graph, it
+    is a tensor.
     """
     model, layout = captured.model, captured.layout
     *inputs, last = captured.states
@@ -137,7 +140,7 @@ def _positive(slope: Tensor, weights: Tensor) -> Tensor:
 
 
 def _output_relevance(
-    captured: CapturedForward, last: Float[Tensor, "b t d"], target: int | Sequence[int] | None
+    captured: CapturedForward, last: Float[Tensor, "b t d"], target: Target
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t d"]]:
     """Return the relevance of each output token for the class score, and the gradient of the score w.r.t. `last`.
 
@@ -156,7 +159,9 @@ def _output_relevance(
     return _positive(slope, weights), gradient
 
 
-def _score(model: ViT, logits: Float[Tensor, "b classes"], target: int | Sequence[int] | None) -> Tensor:
+def _score(model: ViT, logits: Float[Tensor, "b classes"], target: Target) -> Tensor:
+    if isinstance(target, Tensor):
+        return logits.gather(1, target[:, None]).sum()
     if target is None:
         target = logits.argmax(dim=1).tolist()
     targets = [target] * len(logits) if isinstance(target, int) else list(target)

@@ -41,7 +41,8 @@ class Familiarity:
     def scores(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b"]:
         """Return the score of each image; higher is more familiar."""
         rows = (features.float() - self.centre) @ self.whiten
-        return -torch.cdist(rows, self.means).amin(dim=1).square()
+        distances = torch.cdist(rows, self.means, compute_mode="use_mm_for_euclid_dist")  # the other mode has no ONNX
+        return -distances.amin(dim=1).square()
 
     def tensors(self) -> dict[str, Tensor]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

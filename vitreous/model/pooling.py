@@ -23,9 +23,7 @@ class ClassTokenPooling(nn.Module):
 
     def weights(self, features: Features) -> Float[Tensor, "b heads t"]:
         b, t, _ = all_tokens(features).shape
-        weights = features.prefix.new_zeros(b, 1, t)
-        weights[..., 0] = 1
-        return weights
+        return F.pad(features.prefix.new_ones(b, 1, 1), (0, t - 1))
 
     def with_weights(self, features: Features, weights: Float[Tensor, "b heads t"]) -> Float[Tensor, "b d"]:
         return (weights @ all_tokens(features))[:, 0]

@@ -1,4 +1,4 @@
-"""HTTP server: an API (api/) and a web page that visualises a model's internals (inspect/, page/).
+"""HTTP server: an API (api/) and a web page that visualises a model's internals (inspect/).
 
 A request passes through connection.py (HTTP), requests.py (middleware, limits, image checks), a route and
 batch_queue.py (queueing, batching and worker threads). models.py loads the models, metrics.py counts requests,

@@ -26,6 +26,7 @@ from PIL import Image
 import vitreous
 from vitreous.common.threads import cores
 from vitreous.inference.engine import Precision
+from vitreous.page import STATIC
 from vitreous.serving import api, errors, inspect
 from vitreous.serving.api.schemas import IMAGE_ERRORS, State, error_responses, json_response
 from vitreous.serving.batch_queue import BATCH_WORKERS, Scheduler
@@ -36,7 +37,6 @@ from vitreous.serving.models import ServedModel, check_capacity, load_models
 from vitreous.serving.requests import Middleware, is_loopback
 from vitreous.serving.settings import Settings
 
-PAGE = Path(__file__).parent / "page"
 KEEP_ALIVE = 60  # seconds before an idle connection is closed
 NO_KEY = "no API key is set, so anyone who can reach this machine can use the server"
 EXPLAIN_FACTOR = 10  # timeout of explanations, as a multiple of the timeout of other requests
@@ -99,9 +99,9 @@ def create_app(served: Sequence[ServedModel], settings: Settings, threads: int |
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html")
+        return FileResponse(STATIC / "index.html")
 
-    app.mount("/page", StaticFiles(directory=PAGE), name="page")
+    app.mount("/page", StaticFiles(directory=STATIC), name="page")
     return app
 
 

@@ -1,25 +1,19 @@
 """Served models: loading, ids, descriptions, and checks against the memory and speed of this machine."""
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import vitreous
 from vitreous.common.device import check_bytes, choose_device
 from vitreous.common.text import clean
 from vitreous.inference.engine import Precision, input_description, large_cost
 from vitreous.inference.predictor import AnyPredictor, predictor_class, predictor_for
-from vitreous.model.config import ViTConfig
-from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names
-from vitreous.weights.catalog import HUB_PREFIX
+from vitreous.page.model_facts import model_facts, short_name, unique_ids
 from vitreous.weights.io.safetensors_file import copy_to_memory
-from vitreous.weights.load import is_hub, load
-from vitreous.weights.native import provenance_of
+from vitreous.weights.load import load
 
 # FLOP/s that no device reaches. A model that would need a faster device to meet the timeout is rejected.
 FASTEST = {"cpu": 10**13}
@@ -38,51 +32,7 @@ class ServedModel:
 
     def describe(self) -> dict[str, Any]:
         """Return the entry for `GET /v1/model`."""
-        model = self.model
-        names = ("patch_size", "grid", "width", "depth", "heads", "tokens", "position")
-        transformer: dict[str, Any] = dict.fromkeys(names)
-        if model.config.backbone.has_attention:
-            config = cast(ViTConfig, model.config.backbone)
-            patches = config.grid[0] * config.grid[1]
-            transformer = {
-                "patch_size": list(config.patch_stride), "grid": list(config.grid),
-                "width": config.width, "depth": config.depth, "heads": config.num_heads,
-                "tokens": {"prefix": prefix_names(config), "patches": patches, "total": config.num_tokens},
-                "position": label_of(config.position),
-            }  # fmt: skip
-        return {
-            "id": self.id,
-            "name": self.name,
-            "task": model.config.task,
-            "classifies": model.config.backbone.output_kind.classes,
-            "architecture": type(model).__name__,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "image_size": list(model.config.image_size),
-            **transformer,
-            "classes": model.config.num_classes,
-            "labels": list(self.labels),
-            "origin": _origin(provenance_of(model)),
-            "version": vitreous.__version__,
-        }
-
-
-def prefix_names(config: ViTConfig) -> list[str]:
-    """Return the names of the prefix tokens, in order."""
-    named = ["class"] * config.class_token + ["distillation"] * config.distillation_token
-    return named + [f"register {i + 1}" for i in range(config.registers)]
-
-
-def _origin(record: dict[str, Any]) -> str | None:
-    """Return a short description of the origin of the weights, or None if the origin is not recorded."""
-    if "repository" in record:
-        origin = f"{HUB_PREFIX}{record['repository']}"
-    elif "run" in record:
-        origin = f"{record['run']}, step {record.get('step')}"
-    elif "file" in record:
-        origin = f"{record['file']} ({record.get('origin', 'origin unknown')})"
-    else:
-        return None
-    return clean(origin)[:200]
+        return model_facts(self.model, self.id, self.name, self.labels)
 
 
 # ---- Loading ----
@@ -120,32 +70,6 @@ def serve_model(
     workers = 0 if choose_device(device).type == "cpu" or batch_size == 1 else None
     predictor = predictor_for(model, device, batch_size=batch_size, precision=precision, workers=workers)
     return ServedModel(id, name, predictor.model.eval(), predictor, labels)
-
-
-def unique_ids(names: Sequence[str]) -> list[str]:
-    """Derive short, unique, URL-safe ids from checkpoint paths."""
-    ids: list[str] = []
-    for name in names:
-        parts = [part for part in re.split(r"[/\\:]", os.path.normpath(name)) if part not in ("", ".", "..")]
-        if len(parts) > 1 and parts[-1] in ("best", "last"):  # use the name of the run instead
-            parts.pop()
-        stem = re.sub(r"\.(npz|pth|pt|bin|safetensors|pdparams)$", "", parts[-1]) if parts else "model"
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
-        number, id = 2, plain
-        while id in ids:
-            id, number = f"{plain}-{number}", number + 1
-        ids.append(id)
-    return ids
-
-
-def short_name(name: str) -> str:
-    """Return the name of a checkpoint without the parent folders, whose names may be private.
-
-    >>> short_name("/home/me/runs/pets/best"), short_name("hf-hub:timm/vit_tiny")
-    ('pets/best', 'hf-hub:timm/vit_tiny')
-    """
-    parts = Path(os.path.abspath(name)).parts
-    return name if is_hub(name) else "/".join(parts[-2:] if parts[-1] in ("best", "last") else parts[-1:])
 
 
 def check_capacity(served: ServedModel, timeout: float) -> None:

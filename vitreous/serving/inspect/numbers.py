@@ -1,71 +1,29 @@
-"""Results that the page shows for an image: predictions, importance maps and their tests, distances, masks, a tour.
-
-Numbers in JSON are finite and have six significant digits. Attention and similarity are sent for all tokens at once,
-with 8 bits per value, so that the page sends no requests while the mouse moves.
-
-n: patches; p: prefix tokens; t = p + n: all tokens; d: width.
-"""
+"""Results that need the cache, the scheduler or the whole model of a session. page/results.py computes the others."""
 
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.explanation.attention_and_logit_lens import CHUNK, CapturedForward, attention_distance, distances
-from vitreous.explanation.pca_and_similarity import cosines, pca_colours
 from vitreous.explanation.rollout_relevance_occlusion import (
-    Fusion,
     as_pixels,
     faithfulness,
     importance_map,
     masked_probabilities,
     random_faithfulness,
-    rollout_map,
 )
 from vitreous.inference.mask_images import hex_colours
-from vitreous.inference.predictor import LONGEST, familiarity_ranks
-from vitreous.model.block import Block
-from vitreous.model.calibration import UNKNOWN
-from vitreous.model.patch import cut
-from vitreous.model.position import AddedPosition
+from vitreous.inference.predictor import LONGEST
 from vitreous.model.segmenter import Segmenter, slide
-from vitreous.model.tokens import Features
-from vitreous.model.top_labels import class_probabilities, top_labels
-from vitreous.serving.errors import NOT_A_NUMBER, ApiError
-from vitreous.serving.inspect.service import BYTES, Payload, Session, covered_box
-from vitreous.serving.models import prefix_names
-
-TOP, TOP_OF_A_LAYER = 5, 3  # classes
-SAMPLE = 6  # sample values per tensor in the tour
-
-
-def rounded(values: Float[Tensor, "*shape"]) -> Any:
-    """Convert a tensor to nested lists of numbers with six significant digits, which keeps responses small."""
-    if not values.isfinite().all():
-        raise ApiError(422, "not_a_number", NOT_A_NUMBER)
-
-    def six_digits(value: Any) -> Any:
-        return [six_digits(part) for part in value] if isinstance(value, list) else float(f"{value:.6g}")
-
-    return six_digits(values.detach().float().tolist())
-
-
-def class_entry(labels: Sequence[str], index: int) -> dict[str, Any]:
-    return {"index": index, "label": labels[index]}
-
-
-def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], count: int) -> list[dict[str, Any]]:
-    """Return the `count` most probable classes, with their labels and probabilities."""
-    [best] = top_labels(probabilities[None], labels, count)
-    values = rounded(torch.tensor([label.probability for label in best]))
-    return [{**class_entry(labels, top.index), "probability": value} for top, value in zip(best, values, strict=True)]
-
+from vitreous.page import results
+from vitreous.page.results import TOP, as_map, class_entry, faithfulness_curves, picture, rounded, top_classes
+from vitreous.serving.errors import ApiError
+from vitreous.serving.inspect.service import Session
 
 # ---- Predictions -----------------------------------------------------------------------------------------------------
 
@@ -73,29 +31,22 @@ def top_classes(labels: Sequence[str], probabilities: Float[Tensor, "classes"], 
 @torch.no_grad()
 def predictions(session: Session) -> dict[str, Any]:
     """Return the top classes (None unless the model is a classifier) and `unknown` (None unless it is calibrated)."""
-    model = session.inspected.model
+    model, labels = session.inspected.model, session.inspected.labels
     if not model.config.backbone.output_kind.classes:
         return {"predictions": None, "unknown": None}
     if model.config.has_attention:
         scores, pooled = session.captured.logits(), session.captured.model.pool(session.captured.features())
     else:
         scores, pooled = model.logits_and_pooled(session.image)
-    calibration, probabilities, unknown = model.config.calibration, class_probabilities(scores[0], model.config), None
-    if calibration is not None and model.familiarity is not None:
-        familiar = model.familiarity.to(pooled.device).scores(pooled)
-        unknown = familiarity_ranks(calibration, familiar)[0] < UNKNOWN
-    return {"predictions": top_classes(session.inspected.labels, probabilities, TOP), "unknown": unknown}
+    return results.predictions(model, scores[0], pooled, labels)
 
 
 def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
     """Return the response to the upload of an image: its id, size, patch grid, predictions and segments."""
-    box = covered_box(session.inspected, image)
     return {
         "id": id,
         "model": session.inspected.id,
-        "picture": {"width": image[1], "height": image[0]},
-        "seen": {key: round(value, 3) for key, value in box._asdict().items()},
-        "grid": list(session.inspected.grid),
+        **picture(session.inspected.model.config, image),
         **predictions(session),
         "segments": segments(session),
     }
@@ -118,14 +69,6 @@ def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> 
         "predictions": top_classes(session.inspected.labels, probabilities, TOP),
         "probabilities": {str(index): value for index, value in zip(classes, values, strict=True)},
     }
-
-
-def lens(session: Session) -> dict[str, Any]:
-    """Return the top classes that the head predicts from the tokens after each layer."""
-    captured = session.classifier_pass
-    probabilities = class_probabilities(captured.lens()[:, 0], captured.model.config)
-    rows = [top_classes(session.inspected.labels, row, TOP_OF_A_LAYER) for row in probabilities]
-    return {"layers": [{"layer": layer, "predictions": row} for layer, row in enumerate(rows)]}
 
 
 # ---- Maps ------------------------------------------------------------------------------------------------------------
@@ -153,35 +96,6 @@ def importance(session: Session, method: MapName, target: int | None) -> dict[st
     return as_map(method, values, entry)
 
 
-def rollout(session: Session, fusion: Fusion, discard: float, layer: int) -> dict[str, Any]:
-    """Return the rollout from the first layer to `layer`."""
-    return as_map("rollout", rollout_map(session.captured, range(layer + 1), fusion, discard)[0])
-
-
-def layer_attention(session: Session, layer: int) -> dict[str, Any]:
-    return as_map("attention", session.captured.attention_map(layer)[0])
-
-
-def as_map(method: str, values: Float[Tensor, "gh gw"], target: dict[str, Any] | None = None) -> dict[str, Any]:
-    numbers = {"values": rounded(values.flatten()), "range": rounded(torch.stack([values.min(), values.max()]))}
-    return {"method": method, "target": target, "grid": list(values.shape), **numbers}
-
-
-def components(session: Session, layer: int) -> dict[str, Any]:
-    """Return three principal components of the patch features as red, green and blue."""
-    grid = session.captured.layout.grid
-    colours = rounded(pca_colours(session.captured.features(layer).patches[0], grid).flatten())
-    return {"method": "pca", "target": None, "grid": list(grid), "rgb": colours, "range": [0.0, 1.0]}
-
-
-def distance(session: Session) -> dict[str, Any]:
-    """Return attention distances in input pixels. `largest` is the distance between patches in opposite corners."""
-    config = session.captured.model.config
-    corner = distances(config.grid, config.patch_stride, slice(0, 1))[0, -1]
-    pixels = attention_distance(session.captured, between=session.step)
-    return {"pixels": rounded(pixels), "largest": rounded(corner)}
-
-
 def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
     """Return the deletion and insertion results of a map, and of three random orders (one if the model is slow)."""
     captured, size = session.classifier_pass, session.batch_size
@@ -193,61 +107,8 @@ def map_test(session: Session, method: MapName, target: int) -> dict[str, Any]:
         lambda: random_faithfulness(captured, target, draws, batch_size=size, between=session.step),
         lambda curves: 3 * curves.fractions.nbytes,
     )
-    return {
-        "method": method,
-        "target": class_entry(session.inspected.labels, target),
-        "shares": rounded(result.fractions),
-        "deletion": {"auc": result.deletion, "curve": rounded(result.deletion_curve)},
-        "insertion": {"auc": result.insertion, "curve": rounded(result.insertion_curve)},
-        "random": {"deletion": random.deletion, "insertion": random.insertion},
-    }
-
-
-# ---- Bytes -----------------------------------------------------------------------------------------------------------
-
-
-def attention_bytes(captured: CapturedForward, layer: int) -> Payload:
-    """Encode attention as two arrays: float32 [heads, t, 2] and uint8 [heads, t, t].
-
-    The first array contains the largest weight of each row for prefix tokens and for patches. The second array contains
-    each weight divided by the largest weight. Prefix tokens and patches have separate scales, because a class token or
-    register can receive nearly all attention, and the other weights would then vanish in 8 bits.
-    """
-    heads, t = captured.model.config.num_heads, captured.states[0].shape[1]
-    prefix = captured.layout.num_prefix_tokens
-    data = bytearray(heads * t * (8 + t))
-    scales = np.frombuffer(data, "<f4", heads * t * 2).reshape(heads, t, 2)
-    fractions = np.frombuffer(data, np.uint8, offset=8 * heads * t).reshape(heads, t, t)
-    for rows, weights in captured.chunks(layer):
-        for scale, keys in enumerate((slice(0, prefix), slice(prefix, t))):
-            block = weights[0, :, :, keys].float()
-            if not block.shape[-1]:
-                continue
-            largest = block.amax(dim=-1)
-            scales[:, rows, scale] = largest.cpu().numpy()
-            part = block / largest.clamp_min(1e-30)[..., None]
-            fractions[:, rows, keys] = (part * 255).round().to(torch.uint8).cpu().numpy()
-    return Payload(bytes(data), BYTES, (heads, t, t))
-
-
-def similarity_bytes(features: Features) -> Payload:
-    """Encode the cosine similarity of every pair of tokens."""
-    t = features.prefix.shape[1] + features.patches.shape[1]
-    data = np.empty((t, t), np.uint8)
-    step = max(CHUNK // t, 1)
-    for start in range(0, t, step):
-        rows = slice(start, start + step)
-        data[rows] = signed_bytes(cosines(features, rows)[0])
-    return Payload(data.tobytes(), BYTES, (t, t))
-
-
-def signed_bytes(values: Float[Tensor, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
-    """Encode numbers from -1 to 1 as bytes. To decode, compute byte / 127.5 - 1.
-
-    >>> signed_bytes(torch.tensor([-1.0, 0.0, 1.0])).tolist()
-    [0, 128, 255]
-    """
-    return ((values + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+    target_class = class_entry(session.inspected.labels, target)
+    return {"method": method, "target": target_class, **faithfulness_curves(result, random)}
 
 
 # ---- Segmentation masks ----------------------------------------------------------------------------------------------
@@ -281,61 +142,3 @@ def segments(session: Session) -> list[dict[str, Any]] | None:
         for i in map(int, np.argsort(-counts, kind="stable"))
         if counts[i]
     ]
-
-
-# ---- The tour: one image through equations 1 to 4 in eight steps, with a tensor for each -----------------------------
-
-
-@torch.no_grad()
-def tour(captured: CapturedForward) -> dict[str, Any]:
-    """Return the tensors of a forward pass, step by step, for the tour on the page.
-
-    Shapes omit the batch dimension. `sample` contains the first values of a tensor.
-    """
-    model, config, image = captured.model, captured.model.config, captured.images
-    pixels = patch_pixels(captured)
-    projected, _ = model.patches(model.stem(image))
-    tokens = model.prefix(projected)
-    first, block = captured.states[0], cast(Block, model.encoder.blocks[0])
-    terms = model.position.attend(captured.layout, image.device)
-    attended = first + block.attention_scale(block.attention(block.attention_norm(first), terms))  # equation 2
-    pooled = model.pool(captured.features())
-    sequence = "x_p E"
-    if config.num_prefix_tokens:
-        sequence = "[x_class; x_p E]" if config.class_token else "[registers; x_p E]"
-    answer = _step(4, "answer", "y", pooled[0], pooled=type(config.pool).__name__)
-    if config.num_classes:
-        answer |= {"scores": _facts(captured.logits()[0]), "classes": config.num_classes}
-    t, first_rows = tokens.shape[1], next(captured.chunks(0))[1][0]  # all rows if there are only a few
-    attention = _step(2, "attention", "A", first_rows, layer=0) | {"shape": [config.num_heads, t, t]}
-    added = isinstance(model.position, AddedPosition)
-    steps = [
-        _step(1, "patches", "x_p", pixels[0], grid=list(captured.layout.grid), patch=list(config.patch_size)),
-        _step(1, "projection", "x_p E", projected[0], weight=[pixels.shape[-1], config.width]),
-        _step(1, "prefix", sequence, tokens[0], tokens=prefix_names(config)),
-        _step(1, "position", "z_0", first[0], kind=type(config.position).__name__, added=added),
-        attention,
-        _step(2, "residual", "z'_1", attended[0], layer=0),
-        _step(3, "mlp", "z_1", captured.states[1][0], layer=0, hidden=config.mlp_width, repeat=config.depth),
-        answer,
-    ]
-    return {"steps": steps}
-
-
-def patch_pixels(captured: CapturedForward) -> Float[Tensor, "1 n pixels"]:
-    """Return the patches before the projection: pixels or, in a hybrid model, values of the stem's feature map."""
-    whole = captured.model.stem(captured.images)
-    (ph, pw), (gh, gw) = captured.model.config.patch_size, captured.layout.grid
-    return cut(F.pad(whole, (0, gw * pw - whole.shape[3], 0, gh * ph - whole.shape[2])), (ph, pw))
-
-
-def _step(equation: int, name: str, symbol: str, values: Tensor, **more: Any) -> dict[str, Any]:
-    return {"equation": equation, "name": name, "symbol": symbol, **_facts(values), **more}
-
-
-def _facts(values: Tensor) -> dict[str, Any]:
-    values = values.float()
-    numbers = (values.mean(), values.std(correction=0), values.min(), values.max())
-    stats = dict(zip(("mean", "std", "min", "max"), rounded(torch.stack(numbers)), strict=True))
-    first = values.flatten()[: min(SAMPLE, values.shape[-1])]
-    return {"shape": list(values.shape), "stats": stats, "sample": rounded(first)}

@@ -1,7 +1,7 @@
 """Endpoints for the web page, which uploads an image once and then requests results about it.
 
-Attention and similarity are sent as bytes (see numbers.py), and everything else as JSON. Layers are numbered from 0.
-Patches are numbered row by row.
+Attention and similarity are sent as bytes (see page/results.py), and everything else as JSON. Layers are numbered from
+0. Patches are numbered row by row.
 """
 
 import hashlib
@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from vitreous.explanation import MapName
-from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
+from vitreous.explanation.pca_and_similarity import filter_components, filter_images
 from vitreous.explanation.rollout_relevance_occlusion import Fusion
+from vitreous.page import results
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import MODEL_ERRORS, Id, Layer, Model, Target, binary_response, json_response
 from vitreous.serving.batch_queue import Priority
@@ -54,7 +55,7 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
     @api.get("/v1/images/{id}/tour", responses=json_response(schemas.Tour, *MODEL_ERRORS))
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
         """Return the tensors of equations 1 to 4 of the ViT paper for the image, in eight steps."""
-        return await service.respond(request, model, id, "tour", lambda session: numbers.tour(session.captured))
+        return await service.respond(request, model, id, "tour", lambda session: results.tour(session.captured))
 
     @api.get("/v1/images/{id}/mask", responses=binary_response("uint8 [h, w]"), response_class=Response)
     async def mask(request: Request, id: Id, model: Model = None) -> Response:
@@ -77,7 +78,9 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         inspected = service.model(model)
         at = inspected.layer(layer)
         inspected.check_attention()
-        make = lambda session: numbers.attention_bytes(session.captured, at)  # noqa: E731
+        config = inspected.vit.config
+        shape = (config.num_heads, config.num_tokens, config.num_tokens)
+        make = lambda session: Payload(results.attention_bytes(session.captured, at), BYTES, shape)  # noqa: E731
         return await service.respond(request, model, id, ("attention", at), make)
 
     @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_response("uint8 [t, t]"), response_class=Response)
@@ -86,18 +89,24 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         inspected = service.model(model)
         at, tokens = inspected.layer(layer), inspected.vit.config.num_tokens
         check_size(tokens**2, "token similarity", tokens)
-        make = lambda session: numbers.similarity_bytes(session.captured.features(at))  # noqa: E731
+
+        def make(session: Session) -> Payload:
+            similarity = results.similarity_bytes(session.captured.features(at))
+            return Payload(similarity.tobytes(), BYTES, similarity.shape)
+
         return await service.respond(request, model, id, ("similarity", at), make)
 
     @api.get("/v1/images/{id}/lens", responses=json_response(schemas.Lens, *MODEL_ERRORS))
     async def lens(request: Request, id: Id, model: Model = None) -> Response:
         """Return the predictions of the head after each layer."""
-        return await service.respond(request, model, id, "lens", numbers.lens)
+        make = lambda session: results.lens(session.classifier_pass, session.inspected.labels)  # noqa: E731
+        return await service.respond(request, model, id, "lens", make)
 
     @api.get("/v1/images/{id}/distance", responses=json_response(schemas.Reach, *MODEL_ERRORS))
     async def distance(request: Request, id: Id, model: Model = None) -> Response:
         """Return the attention distance of every head of every layer, in input pixels."""
-        return await service.respond(request, model, id, "distance", numbers.distance, Priority.MEDIUM)
+        make = lambda session: results.distance(session.captured, session.step)  # noqa: E731
+        return await service.respond(request, model, id, "distance", make, Priority.MEDIUM)
 
 
 # ---- Explanations: importance maps, tests of these maps, predictions with masked patches ----
@@ -130,13 +139,13 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         if method == "rollout":
             return await service.respond(
                 request, model, id, ("map", method, fusion, discard, at),
-                lambda session: numbers.rollout(session, fusion, discard, at), Priority.MEDIUM,
+                lambda session: results.rollout(session.captured, fusion, discard, at), Priority.MEDIUM,
             )  # fmt: skip
-        make, priority = (numbers.layer_attention, Priority.QUICK)
+        make, priority = (results.layer_attention, Priority.QUICK)
         if method == "pca":
-            make, priority = (numbers.components, Priority.MEDIUM)
+            make, priority = (results.components, Priority.MEDIUM)
         name = ("map", method, at)
-        return await service.respond(request, model, id, name, lambda session: make(session, at), priority)
+        return await service.respond(request, model, id, name, lambda session: make(session.captured, at), priority)
 
     @api.get("/v1/images/{id}/faithfulness/{method}", responses=json_response(schemas.Tested, *MODEL_ERRORS))
     async def faithfulness(
@@ -182,13 +191,10 @@ def add_model_routes(api: APIRouter, service: InspectService) -> None:
         check_size(n**2, "position similarity", n)
 
         def make() -> Payload:
-            similarity = position_similarity(inspected.vit)
-            if similarity.values is None:
-                raise ApiError(404, "no_positions", similarity.text)
-            flat = similarity.values.reshape(n, n)
-            if not similarity.bounded:
-                flat = flat / flat.abs().max().clamp_min(1e-30)
-            return Payload(numbers.signed_bytes(flat).tobytes(), BYTES, (n, n))
+            similarity = results.position_bytes(inspected.vit)
+            if similarity is None:
+                raise ApiError(404, "no_positions", "the positions of this model cannot be compared")
+            return Payload(similarity.tobytes(), BYTES, similarity.shape)
 
         return await service.respond_without_image(request, inspected, "position", make)
 

@@ -22,13 +22,13 @@ from vitreous.common.checks import BadValue, Size
 from vitreous.common.device import placed
 from vitreous.data.image import UnreadableImage, decode, fit, resize, size_of
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
-from vitreous.explanation.draw import Box, model_region
 from vitreous.explanation.result import class_index
 from vitreous.inference.engine import model_input
 from vitreous.inference.predictor import LONGEST
 from vitreous.model.centre_crop import covering
 from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.vit import ViT, require_vit
+from vitreous.page.results import NotFinite
 from vitreous.serving.batch_queue import Priority, Scheduler, Step, Work, result_for
 from vitreous.serving.errors import ApiError
 from vitreous.serving.models import ServedModel
@@ -162,16 +162,6 @@ def decode_for(models: Sequence[InspectedModel], data: bytes) -> DecodedImage:
             image = decode(data, config.channels, value_range=how.value_range)
             whole[id] = resize(image, covering(size, config.image_size), how.interpolation)
     return DecodedImage(size, pixels, whole)
-
-
-def covered_box(inspected: InspectedModel, image: Size) -> Box:
-    """Return the region that the patch grid covers, in image pixels. Padding extends the region beyond the image."""
-    config = inspected.model.config
-    box = model_region(image, config.image_size, config.preprocessing)
-    if not config.backbone.has_attention:
-        return box
-    (gh, gw), (ph, pw), (h, w) = inspected.grid, config.patch_stride, config.image_size
-    return Box(box.top, box.left, box.height * gh * ph / h, box.width * gw * pw / w)
 
 
 # ---- Sessions --------------------------------------------------------------------------------------------------------
@@ -350,6 +340,8 @@ class InspectService:
         try:
             result = self.scheduler.run(key, compute, priority)
             return await result_for(request, result, self.timeout, self.timeout)
+        except NotFinite as error:
+            raise ApiError(422, "not_a_number", str(error)) from None
         except BadValue as error:
             raise ApiError(422, "bad_parameter", str(error)) from None
         except UnreadableImage as error:

@@ -1,0 +1,96 @@
+"""Description of a model for the page and for `GET /v1/model`, and its names."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import vitreous
+from vitreous.common.text import clean
+from vitreous.model.config import ViTConfig
+from vitreous.model.options import label_of
+from vitreous.model.protocol import Model
+from vitreous.weights.catalog import HUB_PREFIX
+from vitreous.weights.load import is_hub
+from vitreous.weights.native import provenance_of
+
+
+def model_facts(model: Model, id: str, name: str, labels: tuple[str, ...]) -> dict[str, Any]:
+    """Return the size, tokens, classes and origin of a model, as JSON types.
+
+    Args:
+        id: Short name without spaces, for URLs.
+        name: Display name.
+        labels: Class names.
+    """
+    names = ("patch_size", "grid", "width", "depth", "heads", "tokens", "position")
+    transformer: dict[str, Any] = dict.fromkeys(names)
+    if model.config.backbone.has_attention:
+        config = cast(ViTConfig, model.config.backbone)
+        patches = config.grid[0] * config.grid[1]
+        transformer = {
+            "patch_size": list(config.patch_stride), "grid": list(config.grid),
+            "width": config.width, "depth": config.depth, "heads": config.num_heads,
+            "tokens": {"prefix": prefix_names(config), "patches": patches, "total": config.num_tokens},
+            "position": label_of(config.position),
+        }  # fmt: skip
+    return {
+        "id": id,
+        "name": name,
+        "task": model.config.task,
+        "classifies": model.config.backbone.output_kind.classes,
+        "architecture": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "image_size": list(model.config.image_size),
+        **transformer,
+        "classes": model.config.num_classes,
+        "labels": list(labels),
+        "origin": _origin(provenance_of(model)),
+        "version": vitreous.__version__,
+    }
+
+
+def prefix_names(config: ViTConfig) -> list[str]:
+    """Return the names of the prefix tokens, in order."""
+    named = ["class"] * config.class_token + ["distillation"] * config.distillation_token
+    return named + [f"register {i + 1}" for i in range(config.registers)]
+
+
+def _origin(record: dict[str, Any]) -> str | None:
+    """Return a short description of the origin of the weights, or None if the origin is not recorded."""
+    if "repository" in record:
+        origin = f"{HUB_PREFIX}{record['repository']}"
+    elif "run" in record:
+        origin = f"{record['run']}, step {record.get('step')}"
+    elif "file" in record:
+        origin = f"{record['file']} ({record.get('origin', 'origin unknown')})"
+    else:
+        return None
+    return clean(origin)[:200]
+
+
+def unique_ids(names: Sequence[str]) -> list[str]:
+    """Derive short, unique, URL-safe ids from checkpoint paths."""
+    ids: list[str] = []
+    for name in names:
+        parts = [part for part in re.split(r"[/\\:]", os.path.normpath(name)) if part not in ("", ".", "..")]
+        if len(parts) > 1 and parts[-1] in ("best", "last"):  # use the name of the run instead
+            parts.pop()
+        stem = re.sub(r"\.(npz|pth|pt|bin|safetensors|pdparams)$", "", parts[-1]) if parts else "model"
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
+        number, id = 2, plain
+        while id in ids:
+            id, number = f"{plain}-{number}", number + 1
+        ids.append(id)
+    return ids
+
+
+def short_name(name: str) -> str:
+    """Return the name of a checkpoint without the parent folders, whose names may be private.
+
+    >>> short_name("/home/me/runs/pets/best"), short_name("hf-hub:timm/vit_tiny")
+    ('pets/best', 'hf-hub:timm/vit_tiny')
+    """
+    parts = Path(os.path.abspath(name)).parts
+    return name if is_hub(name) else "/".join(parts[-2:] if parts[-1] in ("best", "last") else parts[-1:])

@@ -1,0 +1,178 @@
+// Entry point: loads the models, restores the view from the URL, and redraws on changes.
+
+import { source } from "../source.js";
+import { byId, oncePerFrame } from "../widgets/dom.js";
+import { sameArea } from "../image/patch-geometry.js";
+import { Header } from "./header.js";
+import { t, translatePage } from "../text/translate.js";
+import { readImage, readExample, ImageOpener } from "./image-opener.js";
+import { ModelPane } from "./model-pane.js";
+import { showWhile } from "../widgets/status-line.js";
+import { Tour } from "./tour.js";
+import { readAddress, set, subscribe, view } from "./view-state.js";
+
+const MEASURES = 400; // hover measurements kept for developer tools and tests
+
+class App {
+  constructor() {
+    this.panes = [];
+    this.picture = null;
+    this.redraw = oncePerFrame(() => this.#draw());
+  }
+
+  async start() {
+    translatePage();
+    byId("privacy").textContent = t(source.privacy);
+    this.tour = new Tour(() => this.#forTour());
+    this.header = new Header(this);
+    try {
+      const { models, examples, first } = await showWhile(t("loading-model"), source.start());
+      this.models = models.map((model) => ({ ...model, tokens: model.tokens ?? { prefix: [] } }));
+      this.opener = new ImageOpener(
+        examples,
+        (file) => this.open(readImage(file)),
+        (example) => this.open(readExample(example)),
+      );
+      this.first = first;
+    } catch (error) {
+      return this.fail(error);
+    }
+    subscribe((changed) => this.#changed(changed));
+    addEventListener("hashchange", () => readAddress() && this.#restore());
+    addEventListener("resize", () => this.redraw());
+    readAddress();
+    view.image ??= this.first;
+    await this.#restore();
+    document.body.dataset.ready = "yes";
+  }
+
+  // ---- Models and images -------------------------------------------------------------------------------------------
+
+  async #restore() {
+    const known = view.models.filter((id) => this.models.some((model) => model.id === id));
+    view.models = known.length ? known : [this.models[0].id];
+    this.#build();
+    const example = this.#example(view.image);
+    if (example) return this.open(readExample(example), true);
+    if (view.image && this.picture?.id === view.image) return this.open(this.picture, true);
+    this.picture = null;
+    this.opener.translate(view.image);
+    return this.redraw();
+  }
+
+  #example(name) {
+    return this.opener.examples.find((example) => example.name === name);
+  }
+
+  #build() {
+    for (const pane of this.panes) pane.close();
+    this.panes = view.models.map(
+      (id, number) =>
+        new ModelPane(
+          this,
+          this.models.find((model) => model.id === id),
+          this.models,
+          number,
+        ),
+    );
+    byId("panes").replaceChildren(...this.panes.map((pane) => pane.root));
+    byId("panes").classList.toggle("two", this.panes.length > 1);
+    this.panes[0].slot.append(this.opener.root);
+    this.header.draw();
+    this.redraw();
+  }
+
+  /** Shows an image in every pane. `restoring` keeps the view from the URL. */
+  async open(coming, restoring = false) {
+    this.fail(null);
+    const turn = (this.turn = {});
+    try {
+      const picture = await coming;
+      if (!restoring) set({ erased: [], erasing: false, target: null, query: null, hover: null });
+      const shown = (await Promise.all(this.panes.map((pane) => pane.open(picture))))[0];
+      if (this.turn !== turn || !shown) return;
+      const linked = view.image;
+      this.picture = { ...picture, id: shown.id };
+      set({ image: picture.name ?? shown.id });
+      if (restoring && linked && !this.#example(linked) && linked !== shown.id) this.fail(new Error(t("wrong-image")));
+      this.redraw();
+    } catch (error) {
+      if (error.name !== "AbortError" && this.turn === turn) this.fail(error);
+    }
+  }
+
+  async #forTour() {
+    if (!this.panes[0].model.heads) this.fail(new Error(t("no-attention")));
+    else {
+      if (!this.panes[0].shown) await this.open(readExample(this.opener.examples[0]));
+      if (this.panes[0].shown) return this.panes[0];
+    }
+    return null;
+  }
+
+  // ---- Erased patches use the grid of the first model that has one ---------------------------------------------------
+
+  get #reference() {
+    return this.panes.find((pane) => pane.shown?.grid[0])?.shown;
+  }
+
+  erasedIn(pane) {
+    const first = this.#reference;
+    if (!first || !pane.shown?.grid[0] || !view.erased.length) return [];
+    const count = first.grid[0] * first.grid[1];
+    return sameArea(
+      first,
+      view.erased.filter((index) => index < count),
+      pane.shown,
+    );
+  }
+
+  erase(pane, patches) {
+    set({ erased: sameArea(pane.shown, patches, this.#reference) });
+  }
+
+  // ---- Changes -------------------------------------------------------------------------------------------------------
+
+  #changed(changed) {
+    if (changed.has("models")) {
+      this.#build();
+      if (this.picture) this.open(this.picture, true);
+    }
+    this.redraw();
+  }
+
+  #draw() {
+    for (const pane of this.panes) pane.draw();
+    const since = view.hover?.at;
+    if (since === undefined || since === this.measured) return;
+    this.measured = since; // from the pointer event until everything is drawn
+    if (performance.getEntriesByName("hover").length >= MEASURES) performance.clearMeasures("hover");
+    performance.measure("hover", { start: since, end: performance.now() });
+  }
+
+  translate() {
+    byId("privacy").textContent = t(source.privacy);
+    for (const pane of this.panes) pane.translate();
+    this.opener.translate(this.picture ? null : view.image);
+    this.tour.translate();
+    this.header.draw();
+    this.redraw();
+  }
+
+  /** Shows an error; null hides it. */
+  fail(error) {
+    const box = byId("notice");
+    box.hidden = !error;
+    if (!error) return;
+    const known = {
+      too_large: "too-large",
+      body_too_large: "too-large",
+      too_many_pixels: "too-large",
+      unsupported_type: "wrong-format-server",
+      unreadable_image: "unreadable",
+    }[error.code];
+    byId("notice-words").textContent = known ? `${t(known)} (${error.message})` : error.message;
+  }
+}
+
+new App().start();

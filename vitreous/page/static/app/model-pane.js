@@ -1,0 +1,218 @@
+// Pane of one model: the image with its maps, the predictions below it, and the inside of the model next to it.
+
+import { Predictions } from "../views/predictions.js";
+import { MapCaption } from "../image/map-caption.js";
+import { rangeOf } from "../widgets/color-maps.js";
+import { MapControls } from "../image/map-controls.js";
+import { Faithfulness, TESTED } from "../views/faithfulness.js";
+import { AttentionDistance } from "../views/attention-distance.js";
+import { el } from "../widgets/dom.js";
+import { PatchEraser } from "../image/patch-eraser.js";
+import { ModelFacts } from "../views/model-facts.js";
+import { Prefetch } from "./prefetch.js";
+import { PatchFilters } from "../views/patch-filters.js";
+import { t } from "../text/translate.js";
+import { LogitLens } from "../views/logit-lens.js";
+import { HeadMatrix } from "../views/head-matrix.js";
+import { PositionSimilarity } from "../views/position-similarity.js";
+import { defaultQuery, patchOf, rowOf } from "../image/query-token.js";
+import { named } from "../results/image-session.js";
+import { source } from "../source.js";
+import { ImageCanvas } from "../image/image-canvas.js";
+import { showWhile } from "../widgets/status-line.js";
+import { unavailableReason, MapList } from "../image/map-list.js";
+import { Tabs } from "../views/tabs.js";
+import { TokenList } from "../image/token-list.js";
+import { set, view } from "./view-state.js";
+
+export class ModelPane {
+  /** `app` has redraw(), fail(error), erasedIn(pane) and erase(pane, patches). */
+  constructor(app, model, models, number) {
+    Object.assign(this, { app, model, number, session: null, shown: null });
+    this.facts = new ModelFacts(model, models, number);
+    this.imageCanvas = new ImageCanvas((patch, begin) => this.eraser.erase(patch, begin));
+    this.mapList = new MapList(model);
+    this.controls = new MapControls(number);
+    this.tokens = new TokenList(model);
+    this.caption = new MapCaption(this);
+    this.answer = new Predictions(model, () => app.erase(this, []));
+    this.faithfulness = new Faithfulness();
+    this.eraser = new PatchEraser(this);
+    this.matrix = model.heads ? new HeadMatrix(model, (layer, head) => this.#choose(layer, head)) : null;
+    this.distance = new AttentionDistance(model, (layer, head) => this.#choose(layer, head));
+    const views = {
+      position: new PositionSimilarity(model),
+      filters: new PatchFilters(model),
+      lens: new LogitLens(model, (layer) => this.#choose(layer, view.head)),
+    };
+    this.tabs = new Tabs(views, number);
+    this.tabs.again = () => app.redraw();
+    this.inside = el("h2");
+    this.none = el("p", { class: "soft" });
+    this.loadAll = el("button", { type: "button", hidden: true, onclick: () => this.prefetch.everything() });
+    this.slot = el("div", { class: "slot" }); // used while there is no image
+    this.root = this.#layout();
+    this.tokens.root.hidden = this.tabs.root.hidden = !model.heads;
+    this.translate();
+  }
+
+  #layout() {
+    const image = el(
+      "section",
+      { class: "image beside" },
+      el(
+        "div",
+        { class: "shown" },
+        this.imageCanvas.root,
+        this.caption.title,
+        this.caption.about,
+        this.caption.classes,
+        this.tokens.root,
+        el("div", { class: "row-of" }, this.controls.legend, this.controls.root),
+      ),
+      this.mapList.root,
+    );
+    this.inner = el(
+      "section",
+      { class: "inside" },
+      el("div", { class: "head" }, this.inside, this.loadAll),
+      el("div", { class: "heads-and-distance" }, this.matrix?.root, this.matrix ? this.distance.root : this.none),
+      this.tabs.root,
+    );
+    this.left = el("div", { class: "left" }, this.slot, image, this.answer.root, this.faithfulness.root);
+    return el("article", { class: "pane empty", "data-pane": this.number }, this.facts.root, this.left, this.inner);
+  }
+
+  translate() {
+    const { facts, mapList, controls, tokens, answer, faithfulness, matrix, distance, tabs } = this;
+    for (const part of [facts, mapList, controls, tokens, answer, faithfulness, matrix, distance, tabs]) part?.translate();
+    this.none.textContent = t("no-attention");
+    this.inside.textContent = t("inside");
+    this.root.setAttribute("aria-label", this.model.id);
+    this.inner.setAttribute("aria-label", t("inside"));
+  }
+
+  /** Shows an image: first its summary, then other results as they arrive. */
+  async open(picture) {
+    this.close();
+    const session = source.session(this.model, picture);
+    this.session = session;
+    const shown = await showWhile(t("sending", { model: this.model.id }), session.open());
+    if (this.session !== session) return null;
+    this.shown = shown;
+    this.bitmap = picture.bitmap;
+    this.root.classList.remove("empty");
+    this.prefetch = new Prefetch(this, session, () => this.session === session && this.app.redraw());
+    this.imageCanvas.show(picture.bitmap, shown);
+    this.answer.show(shown);
+    this.app.redraw();
+    this.prefetch.start();
+    return shown;
+  }
+
+  close() {
+    this.session?.end();
+    this.prefetch?.stop();
+    Object.assign(this, { session: null, shown: null });
+    this.root.classList.add("empty");
+  }
+
+  // ---- The current view for this model ----------------------------------------------------------------------
+
+  get layer() {
+    return Math.min(view.layer ?? this.model.depth - 1, this.model.depth - 1);
+  }
+
+  get head() {
+    return view.head === "mean" || view.head >= this.model.heads ? "mean" : view.head;
+  }
+
+  get map() {
+    if (view.map && !unavailableReason(view.map, this.model)) return view.map;
+    return ["mask", "attention", "original"].find((map) => !unavailableReason(map, this.model));
+  }
+
+  get query() {
+    return view.hover ?? view.query ?? defaultQuery(this.model);
+  }
+
+  /** Returns the request parameters of a map. */
+  choices(map) {
+    const target = this.answer.target;
+    return {
+      rollout: { fusion: view.fusion, discard: view.discard },
+      relevance: { target },
+      occlusion: { target },
+      pca: { layer: this.layer },
+    }[map];
+  }
+
+  #choose(layer, head) {
+    const map = ["similarity", "pca"].includes(this.map) ? this.map : "attention";
+    set({ layer, head, map });
+  }
+
+  // ---- Drawing -------------------------------------------------------------------------------------------------------
+
+  /** Returns the colours or values of a map, or null if it is not loaded. */
+  found(map) {
+    const prefix = this.model.tokens.prefix.length;
+    const known = this.session.known;
+    if (map === "mask") return this.prefetch.maskPixels ? { pixels: this.prefetch.maskPixels } : null;
+    if (map === "attention" || map === "similarity") {
+      const matrix = known(`${map}/${this.layer}`);
+      if (!matrix) return null;
+      const row = rowOf(this.query, this.model, this.shown);
+      const values = (map === "attention" ? matrix.row(this.head, row) : matrix.row(row)).subarray(prefix);
+      const kind = map === "attention" ? "heat" : "cosine";
+      return { values, kind, range: rangeOf(values, kind) };
+    }
+    const answer = known(`map/${map}`, this.choices(map));
+    if (!answer) return null;
+    if (answer.rgb) return { rgb: answer.rgb };
+    const kind = map === "occlusion" ? "signed" : "heat";
+    return { values: answer.values, kind, range: rangeOf(answer.values, kind) };
+  }
+
+  draw() {
+    if (!this.shown) {
+      this.tabs.draw(null, null, null, this.layer);
+      return;
+    }
+    this.root.classList.toggle("erasing", view.erasing);
+    const map = this.map;
+    const found = map === "original" ? null : this.found(map);
+    const erased = this.app.erasedIn(this);
+    this.prefetch.load(map);
+    this.imageCanvas.draw({ map: found, patch: patchOf(this.query, this.shown), pinned: Boolean(view.query?.place), erased });
+    this.mapList.draw(this.shown, this.bitmap, map, (each) => (each === map ? found : this.found(each)));
+    this.controls.draw(map, found);
+    this.imageCanvas.label(this.caption.draw(map, found));
+    if (this.matrix) this.#inside(map);
+    this.answer.draw();
+    const test = TESTED.includes(map) ? this.session.known(`faithfulness/${map}`, this.tested) : null;
+    this.faithfulness.draw(map, test, this.prefetch.failures.get(named(`faithfulness/${map}`, this.tested)));
+    this.faithfulness.root.hidden = !this.model.classifies || !this.model.heads;
+    this.tabs.draw(this.session, this.query, this.shown, this.layer);
+    this.eraser.draw(erased);
+  }
+
+  /** Request parameters of the faithfulness test. */
+  get tested() {
+    return { target: this.answer.target };
+  }
+
+  #inside(map) {
+    const query = rowOf(this.query, this.model, this.shown);
+    const layers = [...Array(this.model.depth).keys()].map((layer) => this.session.known(`attention/${layer}`));
+    const selection = { layer: this.layer, head: this.head, active: map === "attention" };
+    this.matrix.draw(this.shown, selection, layers, query);
+    this.distance.draw(selection);
+    this.tokens.draw(
+      this.shown,
+      map === "attention" && layers[this.layer] ? layers[this.layer].row(this.head, query) : null,
+    );
+    this.loadAll.hidden = !this.prefetch.held;
+    this.loadAll.textContent = t("load-all", { size: Math.round(this.prefetch.size / 1e6) });
+  }
+}

@@ -1,0 +1,117 @@
+// Loads the data of a pane: first the visible data, then the rest, one request at a time.
+
+import { TESTED } from "../views/faithfulness.js";
+import { t } from "../text/translate.js";
+import { named } from "../results/image-session.js";
+import { source } from "../source.js";
+import { showWhile } from "../widgets/status-line.js";
+import { unavailableReason } from "../image/map-list.js";
+import { view } from "./view-state.js";
+
+const LIGHT = 64e6; // bytes; above this, hidden layers are loaded only on request
+
+export class Prefetch {
+  constructor(pane, session, redraw) {
+    Object.assign(this, { pane, session, redraw, requested: new Set(), failures: new Map(), heavy: null, stopped: false });
+    const { heads, depth, tokens } = pane.model;
+    const count = pane.shown.grid[0] * pane.shown.grid[1] + tokens.prefix.length;
+    this.size = (heads ?? 0) * (depth ?? 0) * count * count * source.weightBytes;
+    this.held = this.size > LIGHT;
+  }
+
+  stop() {
+    this.stopped = true;
+    this.heavy?.abort();
+  }
+
+  /** Loads everything cheap after the first map is shown. */
+  async start() {
+    const { pane, session } = this;
+    if (!pane.model.heads) return;
+    await this.#need(`attention/${pane.layer}`, () => session.attention(pane.layer));
+    await this.#need("distance", async () => pane.distance.show(await session.distance()));
+    for (const map of session.prefetched) {
+      if (!unavailableReason(map, pane.model))
+        await this.#need(
+          named(`map/${map}`, pane.choices(map)),
+          () => session.map(map, pane.choices(map), session.ending.signal),
+          map,
+        );
+    }
+    await this.#need(`similarity/${pane.layer}`, () => session.similarity(pane.layer));
+    if (!this.held) await this.everything();
+  }
+
+  /** Loads all layers, last layer first. */
+  async everything() {
+    this.held = false;
+    for (let layer = this.pane.model.depth - 1; layer >= 0; layer--)
+      await this.#need(`attention/${layer}`, () => this.session.attention(layer));
+  }
+
+  /** Loads the visible data and aborts requests for earlier views. */
+  load(map) {
+    const { pane, session } = this;
+    if (map === "mask") this.#need("mask", () => this.#mask());
+    if (map === "attention") this.#need(`attention/${pane.layer}`, () => session.attention(pane.layer), map);
+    if (map === "similarity") this.#need(`similarity/${pane.layer}`, () => session.similarity(pane.layer), map);
+    const wanted = [];
+    if (["rollout", "relevance", "occlusion", "pca"].includes(map))
+      wanted.push([named(`map/${map}`, pane.choices(map)), (signal) => session.map(map, pane.choices(map), signal)]);
+    if (view.check && TESTED.includes(map) && pane.model.classifies) {
+      wanted.push([
+        named(`faithfulness/${map}`, pane.tested),
+        (signal) => session.faithfulness(map, pane.tested, signal),
+      ]);
+    }
+    const keys = wanted.map(([key]) => key).join();
+    if (keys === this.wanted) return;
+    this.wanted = keys;
+    this.heavy?.abort();
+    this.heavy = new AbortController();
+    const { signal } = this.heavy;
+    for (const [key, ask] of wanted) this.#need(key, () => ask(signal), map);
+  }
+
+  /** Returns the error message of a map that failed to load, or null. */
+  failure(map) {
+    const { pane } = this;
+    const key = ["attention", "similarity"].includes(map)
+      ? `${map}/${pane.layer}`
+      : map === "mask"
+        ? map
+        : named(`map/${map}`, pane.choices(map));
+    return this.failures.get(key) ?? null;
+  }
+
+  async #need(key, ask, map) {
+    if (this.requested.has(key) || this.stopped) return;
+    this.requested.add(key);
+    const words = key.startsWith("faithfulness") ? "check-wait" : map ? `computing-${map}` : "loading";
+    try {
+      await showWhile(t(words, { map: map ? t(`map-${map}`) : "" }), ask());
+    } catch (error) {
+      if (error.name === "AbortError") this.requested.delete(key);
+      else this.failures.set(key, error.message);
+    }
+    if (!this.stopped) this.redraw();
+  }
+
+  /** Draws class indices in the colours of the legend. The background (black) is not tinted, as in overlays. */
+  async #mask() {
+    const { buffer, shape } = await this.session.mask();
+    const [height, width] = shape;
+    const ids = new Uint8Array(buffer);
+    const colours = new Map(
+      this.pane.shown.segments
+        .filter(({ color }) => color !== "#000000")
+        .map(({ index, color }) => [index, [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16))]),
+    );
+    const pixels = new ImageData(width, height);
+    ids.forEach((id, at) => colours.has(id) && pixels.data.set([...colours.get(id), 255], at * 4));
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [width, height];
+    canvas.getContext("2d").putImageData(pixels, 0, 0);
+    this.maskPixels = canvas;
+  }
+}

@@ -1,0 +1,116 @@
+// The model: two ONNX graphs in onnxruntime-web, on the CPU (WebAssembly) or on a GPU (WebGPU).
+
+const MAX_THREADS = 8;
+const root = new URL("../../", import.meta.url);
+
+export class Model {
+  /** Loads the runtime and the weights. Calls `onProgress(fraction)` while they are downloaded. */
+  static async load(facts, onProgress) {
+    const gpu = facts.webgpu && (await hasGpu());
+    try {
+      return await new Model(facts, gpu).#start(onProgress);
+    } catch (error) {
+      if (!gpu) throw error;
+      return await new Model(facts, false).#start(onProgress); // the GPU does not support the model
+    }
+  }
+
+  constructor(facts, gpu) {
+    this.facts = facts;
+    this.gpu = gpu;
+    this.turn = Promise.resolve(); // ends with the last forward pass
+  }
+
+  async #start(onProgress) {
+    const file = this.gpu ? "ort.webgpu.min.mjs" : "ort.wasm.min.mjs";
+    this.ort = await import(new URL(`runtime/${file}`, root).href);
+    const { env } = this.ort;
+    env.logLevel = "error";
+    env.wasm.wasmPaths = new URL("runtime/", root).href;
+    env.wasm.numThreads = self.crossOriginIsolated ? Math.min(navigator.hardwareConcurrency || 1, MAX_THREADS) : 1;
+    this.outputs = await this.#session("outputs.onnx", onProgress);
+    return this;
+  }
+
+  async #session(name, onProgress = () => null) {
+    let [done, last] = [0, 0];
+    const count = (bytes) => {
+      done += bytes;
+      if (done - last < 2 ** 18 && done < this.facts.bytes) return;
+      last = done;
+      onProgress(Math.min(done / this.facts.bytes, 1));
+    };
+    const [graph, ...weights] = await Promise.all([
+      download(name),
+      ...this.facts.weights.map((file) => download(file, count)),
+    ]);
+    return this.ort.InferenceSession.create(graph, {
+      executionProviders: [this.gpu ? "webgpu" : "wasm"],
+      externalData: this.facts.weights.map((path, number) => ({ path, data: weights[number] })),
+      graphOptimizationLevel: "all",
+      logSeverityLevel: 3,
+    });
+  }
+
+  /** Runs the model on an image: float32 [channels, height, width]. Returns the outputs by name. */
+  run(image) {
+    return this.#next(async () => {
+      const found = await this.outputs.run({ image: this.#tensor(image) });
+      return Object.fromEntries(Object.entries(found).map(([name, { data, dims }]) => [name, { data, dims }]));
+    });
+  }
+
+  /** Returns the relevance of each patch for a class. Its graph is loaded when it is first needed. */
+  relevance(image, target) {
+    return this.#next(async () => {
+      this.gradients ??= await this.#session("relevance.onnx");
+      const index = new this.ort.Tensor("int64", BigInt64Array.of(BigInt(target)), [1]);
+      const found = await this.gradients.run({ image: this.#tensor(image), target: index });
+      return found.relevance.data;
+    });
+  }
+
+  #tensor(image) {
+    const { channels, image_size: size } = this.facts;
+    return new this.ort.Tensor("float32", image, [1, channels, ...size]);
+  }
+
+  /** Runs one forward pass at a time, and lets messages arrive in between. */
+  #next(work) {
+    const result = this.turn.then(work);
+    this.turn = result.then(pause, pause);
+    return result;
+  }
+}
+
+const pause = () => new Promise((resolve) => setTimeout(resolve));
+
+async function hasGpu() {
+  try {
+    return Boolean(await navigator.gpu?.requestAdapter());
+  } catch {
+    return false;
+  }
+}
+
+/** Downloads a file of the model. Calls `count(bytes)` for each part. */
+async function download(name, count = () => null) {
+  const response = await fetch(new URL(`model/${name}`, root));
+  if (!response.ok) throw new Error(`${name}: ${response.status} ${response.statusText}`);
+  const parts = [];
+  let length = 0;
+  for (const reader = response.body.getReader(); ; ) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    parts.push(value);
+    length += value.length;
+    count(value.length);
+  }
+  const bytes = new Uint8Array(length);
+  let at = 0;
+  for (const part of parts) {
+    bytes.set(part, at);
+    at += part.length;
+  }
+  return bytes;
+}

@@ -1,0 +1,40 @@
+// One image in one model. Results are requested when they are first needed, and cached.
+//
+// Subclasses have open(), attention(layer), similarity(layer), mask(), lens(), distance(), tour(),
+// map(method, choices, signal), faithfulness(method, choices, signal) and masked(patches, classes, signal).
+
+export class ImageSession {
+  constructor(model) {
+    this.model = model;
+    this.prefix = model.tokens?.prefix?.length ?? 0;
+    this.ending = new AbortController();
+    this.kept = new Map(); // promises by name
+    this.values = new Map(); // resolved values by name
+  }
+
+  /** Aborts all requests. */
+  end() {
+    this.ending.abort();
+  }
+
+  /** Returns a value if it has arrived, or undefined. */
+  known = (what, choices) => this.values.get(named(what, choices));
+
+  /** Requests a value once. Failures are not cached, so they can be retried. */
+  once(what, ask) {
+    if (!this.kept.has(what)) {
+      const promise = ask(what);
+      this.kept.set(what, promise);
+      promise.then(
+        (value) => this.values.set(what, value),
+        () => this.kept.delete(what),
+      );
+    }
+    return this.kept.get(what);
+  }
+}
+
+export function named(what, choices = {}) {
+  const given = Object.entries(choices).filter(([, value]) => value !== null && value !== undefined);
+  return given.length ? `${what}?${new URLSearchParams(given)}` : what;
+}

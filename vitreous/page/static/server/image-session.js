@@ -1,0 +1,71 @@
+// One image in one model on the server.
+
+import { getBytes, getJson, postJson, postImage } from "./http.js";
+import { AttentionBytes, cosineBytes } from "../results/token-matrices.js";
+import { ImageSession, named } from "../results/image-session.js";
+
+export class ServerSession extends ImageSession {
+  prefetched = ["rollout", "pca", "relevance"]; // maps to compute without being asked
+
+  constructor(model, blob) {
+    super(model);
+    this.blob = blob;
+    this.reopened = null;
+  }
+
+  /** Uploads the image and returns its summary: the region that the model sees, and the predictions. */
+  async open() {
+    this.shown = await postImage(
+      `/v1/images?model=${encodeURIComponent(this.model.id)}`,
+      this.blob,
+      this.ending.signal,
+    );
+    return this.shown;
+  }
+
+  attention = (layer) =>
+    this.#get(`attention/${layer}`, async (path) => {
+      const { buffer, shape } = await getBytes(path, this.ending.signal);
+      return new AttentionBytes(buffer, shape, this.prefix);
+    });
+
+  similarity = (layer) =>
+    this.#get(`similarity/${layer}`, async (path) => {
+      const { buffer } = await getBytes(path, this.ending.signal);
+      return cosineBytes(buffer, this.prefix);
+    });
+
+  mask = () => this.#get("mask", (path) => getBytes(path, this.ending.signal));
+  lens = () => this.#get("lens", (path) => getJson(path, this.ending.signal));
+  distance = () => this.#get("distance", (path) => getJson(path, this.ending.signal));
+  tour = () => this.#get("tour", (path) => getJson(path, this.ending.signal));
+
+  /** A map that the server computes: rollout, relevance, occlusion, pca. `signal` aborts the request. */
+  map = (method, choices, signal) => this.#get(named(`map/${method}`, choices), (path) => getJson(path, signal));
+  faithfulness = (method, choices, signal) =>
+    this.#get(named(`faithfulness/${method}`, choices), (path) => getJson(path, signal));
+
+  masked = (patches, classes, signal) =>
+    this.#again(() => postJson(this.#path("masked"), { patches, classes }, signal));
+
+  #path(what) {
+    const mark = what.includes("?") ? "&" : "?";
+    return `/v1/images/${this.shown.id}/${what}${mark}model=${encodeURIComponent(this.model.id)}`;
+  }
+
+  #get(what, ask) {
+    return this.once(what, () => this.#again(() => ask(this.#path(what))));
+  }
+
+  /** Uploads the image again if the server no longer has it. */
+  async #again(ask) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (error.code !== "unknown_image") throw error;
+      this.reopened ??= this.open().finally(() => (this.reopened = null));
+      await this.reopened;
+      return ask();
+    }
+  }
+}
