@@ -15,7 +15,7 @@ setup: .venv/.ready
 	@echo "Setting up .venv (once, a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) torch
-	@$(PIP) --editable '.[data,plot,serve,track,dev,peers]'
+	@$(PIP) --editable '.[data,plot,serve,export,openvino,track,dev,peers]'
 	@$(PIP) --no-deps timm torchvision vit-pytorch einops
 	@touch $@
 

@@ -18,7 +18,7 @@ LAYERS = [
     ["kernels", "model"],
     ["weights", "data"],
     ["report", "inference", "tasks"],
-    ["explanation", "evaluation", "training", "export", "cluster"],
+    ["explanation", "evaluation", "training", "exporting", "cluster"],
     ["serving"],
     ["cli", "__init__", "__main__"],
 ]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from vitreous.evaluation.probe import ProbeMetrics as ProbeMetrics
     from vitreous.explanation.explain_image import explain as explain
     from vitreous.explanation.result import Explanation as Explanation
+    from vitreous.exporting.export_model import Export as Export
+    from vitreous.exporting.export_model import export as export
     from vitreous.inference.engine import Embedding as Embedding
     from vitreous.inference.engine import MultiLabelPrediction as MultiLabelPrediction
     from vitreous.inference.engine import NumberPrediction as NumberPrediction
@@ -75,6 +77,8 @@ _HOMES = {
     "evaluate": "vitreous.evaluation.evaluate_model",
     "explain": "vitreous.explanation.explain_image",
     "Explanation": "vitreous.explanation.result",
+    "export": "vitreous.exporting.export_model",
+    "Export": "vitreous.exporting.export_model",
     "extend": "vitreous.training.extend",
     "Extension": "vitreous.training.extend",
     "Features": "vitreous.model.tokens",

@@ -21,6 +21,7 @@ from vitreous.cli.demo import demo
 from vitreous.cli.embed import embed
 from vitreous.cli.eval import evaluate
 from vitreous.cli.explain import explain
+from vitreous.cli.export import export
 from vitreous.cli.extend import extend
 from vitreous.cli.info import info
 from vitreous.cli.predict import predict
@@ -33,7 +34,7 @@ from vitreous.training import TrainConfig
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train, "eval": evaluate, "calibrate": calibrate, "predict": predict, "embed": embed, "explain": explain,
-    "extend": extend, "convert": convert, "serve": serve, "info": info, "data": data, "demo": demo,
+    "extend": extend, "convert": convert, "export": export, "serve": serve, "info": info, "data": data, "demo": demo,
 }  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # None cannot be typed; omit the flag instead

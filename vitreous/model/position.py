@@ -170,14 +170,14 @@ class RelativeBiasPosition(PositionEmbedding):
         gh, gw = layout.grid
         table = resample(self.table, (2 * gh - 1, 2 * gw - 1), self.interpolation).flatten(0, 1)
         place = torch.arange(gh * gw, device=device) if layout.keep_indices is None else layout.keep_indices
-        y, x = place // gw, place % gw
+        y = place // gw
+        x = place - y * gw
         dy, dx = y[..., :, None] - y[..., None, :] + gh - 1, x[..., :, None] - x[..., None, :] + gw - 1
-        index = dy * (2 * gw - 1) + dx
-        p, patch_to_prefix = layout.num_prefix_tokens, table.shape[0]
-        index = F.pad(index, (p, 0), value=patch_to_prefix)
-        index = F.pad(index, (0, 0, p, 0), value=patch_to_prefix + 1)
-        index[..., :p, :p] = patch_to_prefix + 2
-        return AttentionTerms(bias=torch.cat([table, self.prefix])[index].movedim(-1, -3))
+        p, index = layout.num_prefix_tokens, dy * (2 * gw - 1) + dx + 3
+        index = F.pad(index, (p, 0), value=0)  # patch to prefix
+        index = F.pad(index, (0, 0, p, 0), value=1)  # prefix to patch
+        index[..., :p, :p] = 2
+        return AttentionTerms(bias=torch.cat([self.prefix, table])[index].movedim(-1, -3))
 
     def resize(self, grid: Size) -> None:
         size = (2 * grid[0] - 1, 2 * grid[1] - 1)
@@ -252,9 +252,11 @@ def resample(table: Float[Tensor, "gh gw d"], grid: Size, interpolation: Interpo
     torch.Size([16, 20, 768])
     """
     gh, gw, _ = table.shape
+    way = RESAMPLINGS[interpolation]
+    if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in grid):
+        return _resample_by_matrices(table, grid, way)
     if (gh, gw) == grid:
         return table
-    way = RESAMPLINGS[interpolation]
     image = table.to(torch.promote_types(table.dtype, torch.float32)).permute(2, 0, 1)[None]
     if way.scale_offset:
         # The scale, not the size, determines the sampling points: (h + 0.1) / gh instead of h / gh.
@@ -270,3 +272,33 @@ def resample(table: Float[Tensor, "gh gw d"], grid: Size, interpolation: Interpo
 def resample_line(table: Float[Tensor, "g d"], length: int, interpolation: Interpolation) -> Float[Tensor, "n d"]:
     """Resample row or column vectors to another length."""
     return resample(table[:, None], (length, 1), interpolation)[:, 0]
+
+
+def _resample_by_matrices(table: Float[Tensor, "gh gw d"], grid: Size, way: _Resampling) -> Float[Tensor, "h w d"]:
+    """Compute `resample` in an exported graph, whose grid is unknown until it runs and which has no such operator."""
+    sides = [torch.full((), side, device=table.device) for side in (*grid, *table.shape[:2])]
+    same = (sides[0] == sides[2]) & (sides[1] == sides[3])
+    offset = torch.where(same, 0.0, way.scale_offset)
+    rows, columns = (_weights(*lengths, offset, way) for lengths in zip(table.shape[:2], grid, strict=True))
+    values = (rows @ table.float().flatten(1)).reshape(-1, *table.shape[1:])
+    return (columns @ values).to(table.dtype)
+
+
+def _weights(length: int, new_length: int, offset: Tensor, way: _Resampling) -> Float[Tensor, "new old"]:
+    """Return the weight of each old entry of a row or column in each new entry."""
+    new, margin = torch.arange(new_length, device=offset.device)[:, None].float(), 3
+    count = torch.full((), new_length, device=offset.device).float()
+    scale = (length - 1) / (count - 1).clamp(min=1) if way.align_corners else length / (count + offset)
+    centre = new * scale if way.align_corners else (new + 0.5) * scale - 0.5
+    old = torch.arange(-margin, length + margin, device=offset.device)
+    x = (old - centre).abs() / (scale.clamp(min=1) if way.antialias else 1)
+    if way.mode == "bilinear":
+        weights = (1 - x).clamp(min=0)
+    else:
+        a = -0.5 if way.antialias else -0.75
+        near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+        weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    if way.antialias:
+        weights = weights[:, margin:-margin]
+        return weights / weights.sum(dim=1, keepdim=True)
+    return weights @ F.one_hot(old.clamp(0, length - 1), length).float()  # entries beyond the edge repeat it

@@ -1,0 +1,78 @@
+"""The `vitreous export` command."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from vitreous.cli import ImageSize
+from vitreous.common.text import console as standard_output
+from vitreous.exporting import ExportPrecision, OptionalOutput, Target
+
+if TYPE_CHECKING:
+    from vitreous.exporting import Export
+
+
+def export(
+    checkpoint: Annotated[Positional[str], arg(metavar="CHECKPOINT")],
+    *,
+    to: Target,
+    out: Path,
+    precision: ExportPrecision = "fp32",
+    outputs: tuple[OptionalOutput, ...] = (),
+    dynamic_size: bool = False,
+    tensor_input: bool = False,
+    image_size: ImageSize = (),
+    data: tuple[str, ...] = (),
+    max_images: int = 100,
+) -> None:
+    """Write a model and its preprocessing as one file for another runtime, and compare the file with the model.
+
+    Example: vitreous export runs/first/best --to onnx --out exported/ --data photos/
+
+    Args:
+        checkpoint: Checkpoint folder such as runs/first/best, weight file from another library, catalog name such as
+            dinov2-s, or hf-hub:owner/name.
+        to: onnx (model.onnx), openvino (model.xml and model.bin) or torch-export (model.pt2). The input is decoded
+            images of any size; resize, crop and normalisation are in the file.
+        out: Folder for the model and export.json, which records the comparison.
+        precision: Precision of the weights. bf16 is for torch-export only.
+        outputs: Outputs to add: pooled and patches (features), rollout (attention rollout).
+        dynamic_size: Add an input for the size at which the model sees the image. Positions are resampled in the file.
+        tensor_input: Also write model_tensor, whose input is preprocessed images.
+        image_size: Input size of the model. Default: the image size of the checkpoint.
+        data: Images for the comparison: files, folders, globs or a built-in data set. Default: photos in Vitreous.
+        max_images: Maximum number of images to compare.
+    """
+    from vitreous.exporting import export as export_model
+
+    result = export_model(
+        checkpoint,
+        out,
+        to=to,
+        precision=precision,
+        outputs=outputs,
+        dynamic_size=dynamic_size,
+        tensor_input=tensor_input,
+        image_size=image_size or None,
+        data=data or None,
+        max_images=max_images,
+    )
+    _print(result)
+
+
+def _print(result: "Export") -> None:
+    console = standard_output(soft_wrap=True)  # do not break paths
+    sizes = ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in result.files.items())
+    console.print(f"wrote {result.path.parent}: {sizes}")
+    table = Table(
+        "file", "image size", "images", "same labels", "largest difference", "images/s", "torch images/s", box=None
+    )
+    for one in result.checks:
+        name, difference = next(iter(one.differences.items()))
+        agreement = "" if one.agreement is None else f"{one.agreement:.2%}"
+        size = f"{one.image_size[0]} x {one.image_size[1]}"
+        speeds = (f"{one.images_per_second:.1f}", f"{one.torch_images_per_second:.1f}")
+        table.add_row(one.file, size, str(one.images), agreement, f"{difference:.1e} ({name})", *speeds)
+    console.print(table)

@@ -1,0 +1,27 @@
+"""Export: a model with its preprocessing as one file for another runtime.
+
+`export_model` implements `vitreous.export`. `graph` traces the model from decoded images to the `outputs`. Inside,
+`preprocess` computes the same pixels as the predictor, with the matrices of `resample`. `runtimes` writes and runs the
+files, `metadata` describes them, and `validate` compares them with the predictor on real images.
+"""
+
+from typing import TYPE_CHECKING
+
+from vitreous.common.lazy_names import lazy_names
+from vitreous.exporting.options import ExportPrecision, OptionalOutput, Target
+
+if TYPE_CHECKING:
+    from vitreous.exporting.export_model import Export as Export
+    from vitreous.exporting.export_model import export as export
+    from vitreous.exporting.validate import Check as Check
+    from vitreous.exporting.validate import ExportFailed as ExportFailed
+
+_HOMES = {
+    "Check": "vitreous.exporting.validate",
+    "Export": "vitreous.exporting.export_model",
+    "export": "vitreous.exporting.export_model",
+    "ExportFailed": "vitreous.exporting.validate",
+}
+__all__ = ["ExportPrecision", "OptionalOutput", "Target", *_HOMES]
+if not TYPE_CHECKING:  # mypy would accept any name
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,136 @@
+"""Writes ONNX files. Model and preprocessing are traced separately and joined, because most graphs share the latter."""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vitreous.exporting.graph import Program, quiet, trace_images, trace_preprocessing, trace_tensors
+from vitreous.exporting.options import OptionalOutput
+from vitreous.model.options import Preprocessing
+from vitreous.model.protocol import Model
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+OPSET = 18  # onnxruntime, onnxruntime-web and OpenVINO support all its operators
+KEY = "vitreous"  # of the metadata
+MAX_BYTES = 2**31 - 2**24  # of a file with weights; those of larger models are in a second file
+AXES = {"images": ("batch", "height", "width"), "pixels": ("batch",)}
+
+
+def write_onnx(
+    model: Model,
+    outputs: Sequence[OptionalOutput],
+    dtype: torch.dtype,
+    dynamic_size: bool,
+    path: Path,
+    metadata: Mapping[str, Any],
+    tensor_input: bool,
+) -> None:
+    config = model.config
+    if config.output_kind.per_pixel and not tensor_input:  # the windows also depend on the size of the image
+        graph = _onnx(trace_images(model, outputs, dtype))
+    else:
+        graph = _onnx(trace_tensors(model, outputs, dtype, dynamic_size))
+        if not tensor_input:
+            graph = _joined(_preprocessing(config.preprocessing, config.channels), graph)
+    if not dynamic_size and not tensor_input and len(graph.graph.inputs) == 2:
+        _make_constant(graph.graph, "size", np.array(config.image_size))
+    _name_axes(graph.graph)
+    graph.producer_name = "vitreous"
+    graph.metadata_props[KEY] = json.dumps(metadata)
+    _save(graph, path)
+
+
+def _onnx(program: Program) -> "onnx_ir.Model":
+    with quiet():
+        converted = torch.onnx.export(
+            program.program,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=program.inputs,
+            output_names=program.outputs,
+            verbose=False,
+        )
+    assert converted is not None
+    return converted.model
+
+
+def _preprocessing(how: Preprocessing, channels: int) -> "onnx_ir.Model":
+    import onnx
+    import onnx_ir
+
+    return onnx_ir.from_proto(onnx.ModelProto.FromString(_serialised_preprocessing(how, channels)))
+
+
+@functools.cache
+def _serialised_preprocessing(how: Preprocessing, channels: int) -> bytes:
+    import onnx_ir
+
+    return onnx_ir.to_proto(_onnx(trace_preprocessing(how, channels))).SerializeToString()
+
+
+def _joined(first: "onnx_ir.Model", second: "onnx_ir.Model") -> "onnx_ir.Model":
+    """Use the output of one graph as the input of another."""
+    import onnx_ir
+
+    before, after = first.graph, second.graph
+    for value in [*before.initializers.values(), *(value for node in before for value in node.outputs)]:
+        value.name = f"preprocess/{value.name}"
+    for node in before:
+        node.name = f"preprocess/{node.name}"
+    onnx_ir.convenience.replace_all_uses_with(after.inputs[0], before.outputs[0])
+    nodes, outputs, weights = list(after), list(after.outputs), list(after.initializers.values())
+    after.outputs.clear()
+    after.initializers.clear()
+    after.remove(nodes)
+    before.extend(nodes)
+    for weight in weights:
+        before.register_initializer(weight)
+    before.outputs.clear()
+    before.outputs.extend(outputs)
+    return first
+
+
+def _make_constant(graph: "onnx_ir.Graph", name: str, constant: np.ndarray) -> None:
+    """Replace an input by a constant."""
+    import onnx_ir
+
+    [value] = [value for value in graph.inputs if value.name == name]
+    graph.inputs.remove(value)
+    value.const_value = onnx_ir.tensor(constant, name=name)
+    graph.register_initializer(value)
+
+
+def _name_axes(graph: "onnx_ir.Graph") -> None:
+    """Give the dynamic axes of inputs and outputs readable names, and drop the symbols that torch uses inside."""
+    import onnx_ir
+
+    for node in graph:
+        for value in node.outputs:
+            if value.shape is not None and not value.shape.is_static() and value not in graph.outputs:
+                value.shape = None
+    for value in graph.inputs:
+        if value.shape is not None:
+            names = AXES.get(value.name or "", ())
+            value.shape = onnx_ir.Shape([names[i] if i < len(names) else side for i, side in enumerate(value.shape)])
+    for value in graph.outputs:
+        if value.shape is not None:
+            sides = [
+                f"{value.name}_{i}" if isinstance(side, onnx_ir.SymbolicDim) else side
+                for i, side in enumerate(value.shape)
+            ]
+            value.shape = onnx_ir.Shape(["batch", *sides[1:]])
+
+
+def _save(model: "onnx_ir.Model", path: Path) -> None:
+    import onnx_ir
+
+    weights = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    large = sum(weight.nbytes for weight in weights) > MAX_BYTES
+    onnx_ir.save(model, path, external_data=f"{path.name}.data" if large else None)

@@ -1,0 +1,93 @@
+"""Outputs of an exported model.
+
+b: batch; c: channels; h, w: image height and width; gh, gw: patch grid.
+"""
+
+from collections.abc import Sequence
+from typing import get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.common.checks import check_choice, fail
+from vitreous.explanation.attention_and_logit_lens import pooling_weights
+from vitreous.explanation.rollout_relevance_occlusion import fuse
+from vitreous.exporting.options import OptionalOutput
+from vitreous.model.options import Numbers
+from vitreous.model.protocol import Model
+from vitreous.model.top_labels import class_probabilities
+from vitreous.model.vit import ViT, require_vit
+
+MEANINGS = {
+    "logits": "raw scores of the head, one per label",
+    "probabilities": "probability of each label",
+    "values": "number of each label, in the units of the training data",
+    "familiarity": "low for images unlike the training images; see calibration.unknown_below",
+    "pooled": "feature vector of the image",
+    "patches": "feature vectors of the patches, row by row",
+    "rollout": "attention rollout: weight of each patch in the pooled features, on the patch grid",
+    "mask": "index of the best label for each pixel of the image",
+}
+
+
+def output_names(model: Model, optional: Sequence[OptionalOutput] = ()) -> tuple[str, ...]:
+    """Return the outputs of an exported model, in order. `optional` adds outputs."""
+    for name in optional:
+        check_choice("outputs", name, get_args(OptionalOutput))
+        if model.config.output_kind.per_pixel:
+            fail("outputs", name, f"omitted for a {model.config.summary}")
+    if "rollout" in optional:
+        require_vit(model, "attention rollout")
+    match model.config.task:
+        case "segment":
+            return ("logits", "mask")
+        case "classify" | "multilabel":
+            names = ["logits", "probabilities"]
+        case "regress":
+            names = ["logits", "values"]
+        case "embed":
+            names = ["pooled", "patches"]
+    if model.familiarity is not None and model.config.calibration is not None:
+        names.append("familiarity")
+    return (*names, *(name for name in get_args(OptionalOutput) if name in optional and name not in names))
+
+
+class Outputs(nn.Module):
+    """Computes the named outputs of a model for preprocessed images, in float32."""
+
+    def __init__(self, model: Model, names: tuple[str, ...], dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.names, self.dtype, self.model = names, dtype, model
+
+    def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Tensor, ...]:
+        images, found = pixels.to(self.dtype), {}
+        if "rollout" in self.names:
+            found["rollout"] = _rollout(require_vit(self.model, "attention rollout"), images)
+        if "patches" in self.names:
+            found["patches"] = self.model.features(images).patches
+        if {"pooled", "familiarity"} & {*self.names}:
+            found["pooled"] = self.model.pooled(images).float()
+        if "familiarity" in self.names and self.model.familiarity is not None:
+            found["familiarity"] = self.model.familiarity.scores(found["pooled"])
+        if self.model.config.num_classes:
+            found |= self._scores(self.model(images).float())
+        return tuple(found[name].float() for name in self.names)
+
+    def _scores(self, logits: Float[Tensor, "b classes ..."]) -> dict[str, Tensor]:
+        output = self.model.config.output
+        if self.names == ("logits",):
+            return {"logits": logits}
+        if isinstance(output, Numbers):
+            mean, std = (torch.tensor(values, dtype=torch.float32) for values in (output.mean, output.std))
+            return {"logits": logits, "values": logits * std + mean}
+        return {"logits": logits, "probabilities": class_probabilities(logits, self.model.config)}
+
+
+def _rollout(model: ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b gh gw"]:
+    """Compute `rollout_map` without chunks, whose number would depend on the size of the batch."""
+    features = model.features(images)
+    row = pooling_weights(model, features)
+    for weights in reversed(model.attention(images)):
+        row = ((row[:, None] @ fuse(weights, "mean", 0.0))[:, 0] + row) / 2
+    return row[:, features.prefix.shape[1] :].reshape(-1, *features.grid)
