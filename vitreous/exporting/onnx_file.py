@@ -4,21 +4,20 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir
 import torch
 
 from vitreous.exporting.graph import Program, quiet, trace_images, trace_preprocessing, trace_tensors
-from vitreous.exporting.options import OptionalOutput
+from vitreous.exporting.options import KEY, OptionalOutput
 from vitreous.model.options import Preprocessing
 from vitreous.model.protocol import Model
 
 if TYPE_CHECKING:
-    import onnx_ir
-
 OPSET = 18  # onnxruntime, onnxruntime-web and OpenVINO support all its operators
-KEY = "vitreous"  # of the metadata
 MAX_BYTES = 2**31 - 2**24  # of a file with weights; those of larger models are in a second file
 AXES = {"images": ("batch", "height", "width"), "pixels": ("batch",)}
 
@@ -41,13 +40,15 @@ def write_onnx(
             graph = _joined(_preprocessing(config.preprocessing, config.channels), graph)
     if not dynamic_size and not tensor_input and len(graph.graph.inputs) == 2:
         _make_constant(graph.graph, "size", np.array(config.image_size))
+    _protect_padding(graph.graph)
     _name_axes(graph.graph)
+    onnx_ir.passes.common.RemoveUnusedNodesPass()(graph)
     graph.producer_name = "vitreous"
     graph.metadata_props[KEY] = json.dumps(metadata)
     _save(graph, path)
 
 
-def _onnx(program: Program) -> "onnx_ir.Model":
+def _onnx(program: Program) -> onnx_ir.Model:
     with quiet():
         converted = torch.onnx.export(
             program.program,
@@ -61,24 +62,17 @@ def _onnx(program: Program) -> "onnx_ir.Model":
     return converted.model
 
 
-def _preprocessing(how: Preprocessing, channels: int) -> "onnx_ir.Model":
-    import onnx
-    import onnx_ir
-
+def _preprocessing(how: Preprocessing, channels: int) -> onnx_ir.Model:
     return onnx_ir.from_proto(onnx.ModelProto.FromString(_serialised_preprocessing(how, channels)))
 
 
 @functools.cache
 def _serialised_preprocessing(how: Preprocessing, channels: int) -> bytes:
-    import onnx_ir
-
     return onnx_ir.to_proto(_onnx(trace_preprocessing(how, channels))).SerializeToString()
 
 
-def _joined(first: "onnx_ir.Model", second: "onnx_ir.Model") -> "onnx_ir.Model":
+def _joined(first: onnx_ir.Model, second: onnx_ir.Model) -> onnx_ir.Model:
     """Use the output of one graph as the input of another."""
-    import onnx_ir
-
     before, after = first.graph, second.graph
     for value in [*before.initializers.values(), *(value for node in before for value in node.outputs)]:
         value.name = f"preprocess/{value.name}"
@@ -97,20 +91,34 @@ def _joined(first: "onnx_ir.Model", second: "onnx_ir.Model") -> "onnx_ir.Model":
     return first
 
 
-def _make_constant(graph: "onnx_ir.Graph", name: str, constant: np.ndarray) -> None:
+def _make_constant(graph: onnx_ir.Graph, name: str, constant: np.ndarray) -> None:
     """Replace an input by a constant."""
-    import onnx_ir
-
     [value] = [value for value in graph.inputs if value.name == name]
     graph.inputs.remove(value)
     value.const_value = onnx_ir.tensor(constant, name=name)
     graph.register_initializer(value)
 
 
-def _name_axes(graph: "onnx_ir.Graph") -> None:
-    """Give the dynamic axes of inputs and outputs readable names, and drop the symbols that torch uses inside."""
-    import onnx_ir
+def _protect_padding(graph: onnx_ir.Graph) -> None:
+    """Pad with a tiny number instead of 0 before max pooling.
 
+    Otherwise, onnxruntime merges the two, and then pads with -infinity, which differs from 0 where pixels are negative.
+    """
+    for node in graph:
+        pad = node.inputs[0].producer() if node.op_type == "MaxPool" and node.inputs[0] is not None else None
+        if pad is not None and pad.op_type == "Pad":
+            value = onnx_ir.convenience.get_const_tensor(pad.inputs[2]) if len(pad.inputs) > 2 else None
+            if value is None or not np.any(value.numpy()):
+                tiny = np.array(np.finfo(np.float32).tiny if value is None else np.finfo(value.numpy().dtype).tiny)
+                name = f"{pad.name}/tiny"
+                constant = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(tiny, name=name))
+                graph.register_initializer(constant)
+                pad.resize_inputs(max(len(pad.inputs), 3))
+                pad.replace_input_with(2, constant)
+
+
+def _name_axes(graph: onnx_ir.Graph) -> None:
+    """Give the dynamic axes of inputs and outputs readable names, and drop the symbols that torch uses inside."""
     for node in graph:
         for value in node.outputs:
             if value.shape is not None and not value.shape.is_static() and value not in graph.outputs:
@@ -128,9 +136,7 @@ def _name_axes(graph: "onnx_ir.Graph") -> None:
             value.shape = onnx_ir.Shape(["batch", *sides[1:]])
 
 
-def _save(model: "onnx_ir.Model", path: Path) -> None:
-    import onnx_ir
-
+def _save(model: onnx_ir.Model, path: Path) -> None:
     weights = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     large = sum(weight.nbytes for weight in weights) > MAX_BYTES
     onnx_ir.save(model, path, external_data=f"{path.name}.data" if large else None)

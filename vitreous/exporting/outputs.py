@@ -16,6 +16,7 @@ from vitreous.explanation.rollout_relevance_occlusion import fuse
 from vitreous.exporting.options import OptionalOutput
 from vitreous.model.options import Numbers
 from vitreous.model.protocol import Model
+from vitreous.model.tokens import Features
 from vitreous.model.top_labels import class_probabilities
 from vitreous.model.vit import ViT, require_vit
 
@@ -61,32 +62,29 @@ class Outputs(nn.Module):
         self.names, self.dtype, self.model = names, dtype, model
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Tensor, ...]:
-        images, found = pixels.to(self.dtype), {}
+        images, config = pixels.to(self.dtype), self.model.config
+        if config.output_kind.per_pixel:
+            return (self.model(images).float(),)
+        features = self.model.features(images)
+        found = {"patches": features.patches, "pooled": self.model.pool_features(features).float()}
         if "rollout" in self.names:
-            found["rollout"] = _rollout(require_vit(self.model, "attention rollout"), images)
-        if "patches" in self.names:
-            found["patches"] = self.model.features(images).patches
-        if {"pooled", "familiarity"} & {*self.names}:
-            found["pooled"] = self.model.pooled(images).float()
+            found["rollout"] = _rollout(require_vit(self.model, "attention rollout"), images, features)
         if "familiarity" in self.names and self.model.familiarity is not None:
             found["familiarity"] = self.model.familiarity.scores(found["pooled"])
-        if self.model.config.num_classes:
-            found |= self._scores(self.model(images).float())
+        if config.num_classes:
+            found |= self._scores(self.model.classify(features).float())
         return tuple(found[name].float() for name in self.names)
 
-    def _scores(self, logits: Float[Tensor, "b classes ..."]) -> dict[str, Tensor]:
+    def _scores(self, logits: Float[Tensor, "b classes"]) -> dict[str, Tensor]:
         output = self.model.config.output
-        if self.names == ("logits",):
-            return {"logits": logits}
         if isinstance(output, Numbers):
             mean, std = (torch.tensor(values, dtype=torch.float32) for values in (output.mean, output.std))
             return {"logits": logits, "values": logits * std + mean}
         return {"logits": logits, "probabilities": class_probabilities(logits, self.model.config)}
 
 
-def _rollout(model: ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b gh gw"]:
+def _rollout(model: ViT, images: Float[Tensor, "b c h w"], features: Features) -> Float[Tensor, "b gh gw"]:
     """Compute `rollout_map` without chunks, whose number would depend on the size of the batch."""
-    features = model.features(images)
     row = pooling_weights(model, features)
     for weights in reversed(model.attention(images)):
         row = ((row[:, None] @ fuse(weights, "mean", 0.0))[:, 0] + row) / 2

@@ -14,8 +14,7 @@ import torch
 
 from vitreous.exporting.graph import trace_images, trace_tensors
 from vitreous.exporting.metadata import metadata_of
-from vitreous.exporting.onnx_file import KEY, write_onnx
-from vitreous.exporting.options import ExportPrecision, OptionalOutput, Target
+from vitreous.exporting.options import KEY, ExportPrecision, OptionalOutput, Target
 from vitreous.exporting.outputs import output_names
 from vitreous.model.protocol import Model
 
@@ -58,14 +57,19 @@ def write(
 
     Return the metadata of the file.
     """
+    needs(target)
     names = output_names(model, outputs)
     names = names[:1] if tensor_input and model.config.output_kind.per_pixel else names
     metadata = metadata_of(model.config, names, precision, dynamic_size)
     options = (model, outputs, DTYPES[precision], dynamic_size)
     match target:
         case "onnx":
+            from vitreous.exporting.onnx_file import write_onnx
+
             write_onnx(*options, path, metadata, tensor_input)
         case "openvino":
+            from vitreous.exporting.onnx_file import write_onnx
+
             openvino = _package("openvino", "openvino")
             with tempfile.TemporaryDirectory() as folder:
                 source = Path(folder, "model.onnx")

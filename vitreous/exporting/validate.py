@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vitreous.common.checks import Size
-from vitreous.data.image import decode
+from vitreous.data.image import decode, fit
 from vitreous.data.open import open_data
 from vitreous.data.sources.named import NAMES
 from vitreous.exporting.outputs import Outputs
@@ -104,6 +104,10 @@ def _reference(model: Model, names: tuple[str, ...]) -> Callable[[Pixels], tuple
 
     @torch.inference_mode()
     def run(image: Pixels) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        config = model.config
+        if names == ("logits",):  # a single window of a segmenter
+            window = predictor.input(fit(image, config.image_size, config.preprocessing, config.channels)[None])
+            return window.numpy(), {"logits": model(window).numpy()}
         pixels = predictor.decode(image)[None]
         if isinstance(predictor, SegmentPredictor):
             scores = predictor.scores(pixels)

@@ -61,7 +61,15 @@ class Model(nn.Module):
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         """Return one feature vector per image, which is the input of the head."""
-        return self.features(images).patches.mean(dim=1)
+        return self.pool_features(self.features(images))
+
+    def pool_features(self, features: Features) -> Float[Tensor, "b d"]:
+        """Compute `pooled` from the features of the images."""
+        return features.patches.mean(dim=1)
+
+    def classify(self, features: Features) -> Float[Tensor, "b classes"]:
+        """Compute `forward` from the features of the images."""
+        return self.heads[0](self.pool_features(features))
 
     def logits_and_pooled(
         self, images: Float[Tensor, "b c h w"]

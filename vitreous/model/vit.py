@@ -50,8 +50,8 @@ class ViT(Model):
         """Return the tokens of the last layer after the final norm, which `GlobalAverage(norm="after")` skips here."""
         return self.encode(*self.embed(*self.patchify(images)))
 
-    def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-        return self.pool(self.features(images))
+    def pool_features(self, features: Features) -> Float[Tensor, "b d"]:
+        return self.pool(features)
 
     def logits_and_pooled(
         self, images: Float[Tensor, "b c h w"]
