@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
 from vitreous.common.text import console as standard_output
-from vitreous.exporting import ExportPrecision, OptionalOutput, Target
+from vitreous.exporting import OptionalOutput, PrecisionChoice, Target
 
 if TYPE_CHECKING:
     from vitreous.exporting import Export
@@ -19,7 +19,7 @@ def export(
     *,
     to: Target,
     out: Path,
-    precision: ExportPrecision = "fp32",
+    precision: PrecisionChoice = "fp32",
     outputs: tuple[OptionalOutput, ...] = (),
     dynamic_size: bool = False,
     tensor_input: bool = False,
@@ -37,12 +37,15 @@ def export(
         to: onnx (model.onnx), openvino (model.xml and model.bin) or torch-export (model.pt2). The input is decoded
             images of any size; resize, crop and normalisation are in the file.
         out: Folder for the model and export.json, which records the comparison.
-        precision: Precision of the weights. bf16 is for torch-export only.
+        precision: fp32, fp16, bf16 (openvino, torch-export), int8 (calibrated on the training images of --data),
+            int8-weights (smaller file, computed in float), or auto: compare all on the validation images of --data and
+            write the fastest that keeps the labels.
         outputs: Outputs to add: pooled and patches (features), rollout (attention rollout).
         dynamic_size: Add an input for the size at which the model sees the image. Positions are resampled in the file.
         tensor_input: Also write model_tensor, whose input is preprocessed images.
         image_size: Input size of the model. Default: the image size of the checkpoint.
         data: Images for the comparison: files, folders, globs or a built-in data set. Default: photos in Vitreous.
+            For int8 and auto, a data set, as for train --data.
         max_images: Maximum number of images to compare.
     """
     from vitreous.exporting import export as export_model
@@ -76,3 +79,18 @@ def _print(result: "Export") -> None:
         speeds = (f"{one.images_per_second:.1f}", f"{one.torch_images_per_second:.1f}")
         table.add_row(one.file, size, str(one.images), agreement, f"{difference:.1e} ({name})", *speeds)
     console.print(table)
+    if result.comparisons:
+        console.print(f"\nall precisions on {result.comparisons[0].images} validation images:")
+        console.print(_precisions(result))
+
+
+def _precisions(result: "Export") -> Table:
+    table = Table("precision", "same labels", "accuracy", "error", "images/s", "speed", "MB", "", box=None)
+    base = result.comparisons[0].images_per_second
+    for row in result.comparisons:
+        fractions = ("" if one is None else f"{one:.2%}" for one in (row.agreement, row.accuracy))
+        speed, chosen = row.images_per_second, row.precision == result.metadata["precision"]
+        remark = "recommended, written" if chosen else "" if row.accepted else "labels change"
+        numbers = (f"{row.error:.4f}", f"{speed:.1f}", f"{speed / base:.2f}", f"{row.bytes / 1e6:.1f}")
+        table.add_row(row.precision, *fractions, *numbers, remark)
+    return table

@@ -2,15 +2,16 @@
 
 `export_model` implements `vitreous.export`. `graph` traces the model from decoded images to the `outputs`. Inside,
 `preprocess` computes the same pixels as the predictor, with the matrices of `resample`. `runtimes` writes and runs the
-files, `metadata` describes them, and `validate` compares them with the predictor on real images.
+files, `quantise` and `compare_precisions` choose their precision, `metadata` describes them, and `validate` compares them with the predictor on real images.
 """
 
 from typing import TYPE_CHECKING
 
 from vitreous.common.lazy_names import lazy_names
-from vitreous.exporting.options import ExportPrecision, OptionalOutput, Target
+from vitreous.exporting.options import OptionalOutput, PrecisionChoice, Target
 
 if TYPE_CHECKING:
+    from vitreous.exporting.compare_precisions import Comparison as Comparison
     from vitreous.exporting.export_model import Export as Export
     from vitreous.exporting.export_model import export as export
     from vitreous.exporting.validate import Check as Check
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Check": "vitreous.exporting.validate",
+    "Comparison": "vitreous.exporting.compare_precisions",
     "Export": "vitreous.exporting.export_model",
     "export": "vitreous.exporting.export_model",
     "ExportFailed": "vitreous.exporting.validate",
 }
-__all__ = ["ExportPrecision", "OptionalOutput", "Target", *_HOMES]
+__all__ = ["OptionalOutput", "PrecisionChoice", "Target", *_HOMES]
 if not TYPE_CHECKING:  # mypy would accept any name
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
