@@ -16,7 +16,6 @@ from vitreous.exporting.options import KEY, OptionalOutput
 from vitreous.model.options import Preprocessing
 from vitreous.model.protocol import Model
 
-if TYPE_CHECKING:
 OPSET = 18  # onnxruntime, onnxruntime-web and OpenVINO support all its operators
 MAX_BYTES = 2**31 - 2**24  # of a file with weights; those of larger models are in a second file
 AXES = {"images": ("batch", "height", "width"), "pixels": ("batch",)}
@@ -104,17 +103,15 @@ def _protect_padding(graph: onnx_ir.Graph) -> None:
 
     Otherwise, onnxruntime merges the two, and then pads with -infinity, which differs from 0 where pixels are negative.
     """
-    for node in graph:
-        pad = node.inputs[0].producer() if node.op_type == "MaxPool" and node.inputs[0] is not None else None
-        if pad is not None and pad.op_type == "Pad":
-            value = onnx_ir.convenience.get_const_tensor(pad.inputs[2]) if len(pad.inputs) > 2 else None
-            if value is None or not np.any(value.numpy()):
-                tiny = np.array(np.finfo(np.float32).tiny if value is None else np.finfo(value.numpy().dtype).tiny)
-                name = f"{pad.name}/tiny"
-                constant = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(tiny, name=name))
-                graph.register_initializer(constant)
-                pad.resize_inputs(max(len(pad.inputs), 3))
-                pad.replace_input_with(2, constant)
+    for node in [node for node in graph if node.op_type == "MaxPool"]:
+        pad = node.inputs[0].producer() if node.inputs[0] is not None else None
+        value = pad.inputs[2] if pad is not None and pad.op_type == "Pad" and len(pad.inputs) > 2 else None
+        zero = onnx_ir.convenience.get_const_tensor(value) if value is not None else None
+        if pad is not None and zero is not None and not zero.numpy().any():
+            tiny = np.array(np.finfo(zero.numpy().dtype).tiny)
+            constant = onnx_ir.Value(name=f"{pad.name}/tiny", const_value=onnx_ir.tensor(tiny))
+            graph.register_initializer(constant)
+            pad.replace_input_with(2, constant)
 
 
 def _name_axes(graph: onnx_ir.Graph) -> None:
