@@ -2,7 +2,8 @@
 
 `export_model` implements `vitreous.export`. `graph` traces the model from decoded images to the `outputs`. Inside,
 `preprocess` computes the same pixels as the predictor, with the matrices of `resample`. `runtimes` writes and runs the
-files, `quantise` and `compare_precisions` choose their precision, `metadata` describes them, and `validate` compares them with the predictor on real images.
+files, `metadata` describes them, and `validate` compares them with the predictor on real images. `quantise` makes int8
+models, and `compare_precisions` chooses the precision.
 """
 
 from typing import TYPE_CHECKING

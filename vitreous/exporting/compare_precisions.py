@@ -2,12 +2,12 @@
 
 import math
 import statistics
-import time
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names
 
 CALIBRATION_IMAGES = 256
-TORCH: Literal["torch"] = "torch"  # name of the model in PyTorch, in float32
+TORCH = "torch"  # name of the model in PyTorch, in float32
 MIN_AGREEMENT = 0.985  # of the labels of a recommended precision with those of the model
 
 
@@ -42,7 +42,7 @@ class Comparison:
     bytes: Size of the files.
     """
 
-    precision: ExportPrecision | Literal["torch"]
+    precision: str
     images: int
     agreement: float | None
     accuracy: float | None
@@ -84,8 +84,8 @@ def _spaced(count: int, most: int) -> list[int]:
 
 
 def compare(
-    sessions: Mapping[ExportPrecision, Session],
-    sizes: Mapping[ExportPrecision, int],
+    sessions: Mapping[str, Session],
+    sizes: Mapping[str, int],
     model: Model,
     outputs: Sequence[str],
     images: Sequence[Pixels],
@@ -100,11 +100,11 @@ def compare(
         labels: True classes of the images, if known.
     """
     reference = reference_of(model, tuple(outputs))
-    runs: dict[ExportPrecision | Literal["torch"], Session] = {
+    runs: dict[str, Session] = {
         TORCH: lambda inputs: reference(inputs["images"][0])[1],
         **sessions,
     }
-    bytes_of: dict[str, int] = {TORCH: sum(parameter.nbytes for parameter in model.parameters()), **sizes}
+    sizes = {TORCH: sum(parameter.nbytes for parameter in model.parameters()), **sizes}
     totals = {precision: _Totals() for precision in runs}
     for run in runs.values():
         run({"images": images[0][None]})  # the first run allocates memory
@@ -116,7 +116,7 @@ def compare(
             totals[precision].seconds.append(time.perf_counter() - started)
             expected = expected or found
             totals[precision].add(found, expected, outputs[0], None if labels is None else labels[place])
-    return tuple(total.result(precision, bytes_of[precision]) for precision, total in totals.items())
+    return tuple(total.result(precision, sizes[precision]) for precision, total in totals.items())
 
 
 @dataclass
@@ -140,7 +140,7 @@ class _Totals:
         if label is not None:
             self.correct.append(bool(found[output].argmax() == label))
 
-    def result(self, precision: ExportPrecision | Literal["torch"], size: int) -> Comparison:
+    def result(self, precision: str, size: int) -> Comparison:
         known = [one for one in self.agreements if one is not None]
         return Comparison(
             precision,
@@ -153,14 +153,12 @@ class _Totals:
         )
 
 
-def recommended(rows: Sequence[Comparison]) -> ExportPrecision:
+def recommended(rows: Sequence[Comparison]) -> Comparison:
     """Return the fastest precision that agrees with the model. Raise ExportFailed if none does."""
-    speeds: dict[ExportPrecision, float] = {
-        row.precision: row.images_per_second for row in rows if row.precision != "torch" and row.accepted
-    }
-    if not speeds:
+    accepted = [row for row in rows if row.precision != TORCH and row.accepted]
+    if not accepted:
         raise ExportFailed(f"no precision agrees with the model on {MIN_AGREEMENT:.1%} of the images")
-    return max(speeds, key=lambda precision: speeds[precision])
+    return max(accepted, key=lambda row: row.images_per_second)
 
 
 # ---- Choice ----------------------------------------------------------------------------------------------------------
@@ -184,10 +182,9 @@ def prepare(
     max_images: int,
 ) -> Prepared:
     """Quantise a model if necessary. For "auto", write, run and compare all precisions of a target, and choose one."""
-    if precision == "int8-weights":
-        return Prepared(precision, quantise_weights(model), validation_images(data, model.config.channels, max_images))
-    if precision not in ("int8", "auto"):
-        return Prepared(precision, model, validation_images(data, model.config.channels, max_images))
+    if precision != "int8" and precision != "auto":
+        ready = quantise_weights(model) if precision == "int8-weights" else model
+        return Prepared(precision, ready, validation_images(data, model.config.channels, max_images))
     splits = open_splits(model.config, data)
     images, labels = comparison_images(model.config, splits.val, max_images)
     models: dict[ExportPrecision, Model] = dict.fromkeys(PRECISIONS[to], model)
@@ -198,7 +195,8 @@ def prepare(
     if "int8-weights" in models:
         models["int8-weights"] = quantise_weights(model)
     comparisons = _compare_files(models, model, to, outputs, images, labels if splits.train.classes else None)
-    chosen = recommended(comparisons)
+    name = recommended(comparisons).precision
+    [chosen] = (one for one in models if one == name)
     return Prepared(chosen, models[chosen], images, comparisons)
 
 
@@ -211,7 +209,9 @@ def _compare_files(
     labels: np.ndarray | None,
 ) -> tuple[Comparison, ...]:
     """Write all precisions to a temporary folder, and compare them."""
-    sessions, sizes, names = {}, {}, []
+    sessions: dict[str, Session] = {}
+    sizes: dict[str, int] = {}
+    names: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for precision, one in models.items():
             path = Path(folder, precision, FILES[to])

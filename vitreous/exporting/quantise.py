@@ -45,6 +45,9 @@ class Int8Linear(nn.Module):
         span: Smallest and largest input after division by `smoothing`. None: do not quantise the inputs.
     """
 
+    factors: Tensor | None
+    bias: Tensor | None
+
     def __init__(
         self, layer: nn.Linear, smoothing: Float[Tensor, "i"] | None = None, span: tuple[float, float] | None = None
     ):
@@ -72,14 +75,16 @@ class Int8Linear(nn.Module):
 
 def quantise(model: Model, images: UInt8[Tensor, "n c h w"]) -> Model:
     """Return a copy of a float32 model with int8 layers, calibrated on images of the model's size."""
-    model = copy.deepcopy(model).eval().requires_grad_(False)
-    device, batches = next(model.parameters()).device, images.split(BATCH)
+    model = copy.deepcopy(model).eval()
+    device, batches = next(model.parameters()).device, torch.split(images, BATCH)
     inputs = functools.partial(model_input, device=device, preprocessing=model.config.preprocessing)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         groups, outputs = _calibrate(model, [inputs(batch) for batch in batches])
         quantised = [group.quantised() for group in groups]
-        errors = output_errors(model, quantised, [inputs(batch) for batch in images[:BACKWARD_IMAGES].split(BATCH)])
+        errors = output_errors(
+            model, quantised, [inputs(batch) for batch in torch.split(images[:BACKWARD_IMAGES], BATCH)]
+        )
     total = 0.0
     for place in sorted(range(len(groups)), key=lambda place: errors[place] / groups[place].cost):
         total += errors[place]
@@ -91,7 +96,7 @@ def quantise(model: Model, images: UInt8[Tensor, "n c h w"]) -> Model:
 
 def quantise_weights(model: Model) -> Model:
     """Return a copy of a float32 model whose linear layers have int8 weights and float inputs."""
-    model = copy.deepcopy(model).eval().requires_grad_(False)
+    model = copy.deepcopy(model).eval()
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     _replace(model, {name: Int8Linear(layer) for name, layer in layers.items()})
     return model
@@ -180,14 +185,15 @@ def output_errors(model: Model, quantised: Sequence[dict[str, Int8Linear]], batc
     """
     places = {name: place for place, group in enumerate(quantised) for name in group}
     totals, variance = torch.zeros(len(quantised)), 0.0
+    layers: list[tuple[int, Tensor, Tensor]] = []  # group, output and its error
+
+    def compare(name: str, _: nn.Module, x: Tensor, y: Tensor) -> None:
+        with torch.no_grad():
+            error = quantised[places[name]][name](x) - y
+        layers.append((places[name], y.requires_grad_(), error))
+
     for batch in batches:
-        layers: list[tuple[int, Tensor, Tensor]] = []  # group, output and its error
-
-        def compare(name: str, _: nn.Module, x: Tensor, y: Tensor) -> None:
-            with torch.no_grad():
-                error = quantised[places[name]][name](x) - y
-            layers.append((places[name], y.requires_grad_(), error))
-
+        layers.clear()
         with torch.enable_grad(), _hooks(model, list(places), compare):
             outputs = _outputs(model, batch)
             signs = torch.randint(0, 2, outputs.shape).to(outputs) * 2 - 1
@@ -204,9 +210,7 @@ def output_errors(model: Model, quantised: Sequence[dict[str, Int8Linear]], batc
 def _hooks(model: nn.Module, names: Sequence[str], call: Any) -> Iterator[None]:
     """Call `call(name, layer, input, output)` whenever one of the named layers runs."""
     hooks = [
-        model.get_submodule(name).register_forward_hook(
-            lambda layer, x, y, name=name: call(name, layer, x[0], y)  # type: ignore[misc]
-        )
+        model.get_submodule(name).register_forward_hook(lambda layer, x, y, name=name: call(name, layer, x[0], y))
         for name in names
     ]
     try:
