@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 from vitreous.cli import ImageSize
 from vitreous.common.checks import fail
 from vitreous.common.text import console as standard_output
-from vitreous.exporting import ExportPrecision, OptionalOutput, Target
+from vitreous.exporting import OptionalOutput, PrecisionChoice, Target
 
 if TYPE_CHECKING:
     from vitreous.exporting import Export
@@ -20,7 +20,7 @@ def export(
     *,
     to: Target | Literal["web"],
     out: Path,
-    precision: ExportPrecision = "fp32",
+    precision: PrecisionChoice = "fp32",
     outputs: tuple[OptionalOutput, ...] = (),
     dynamic_size: bool = False,
     tensor_input: bool = False,
@@ -42,12 +42,15 @@ def export(
             images of any size; resize, crop and normalisation are in the file. web writes a folder with the web page of
             `vitreous serve`, whose model runs in the browser: it needs no server, only a static host.
         out: Folder for the model and export.json, which records the comparison.
-        precision: Precision of the weights. bf16 is for torch-export only.
+        precision: fp32, fp16, bf16 (openvino, torch-export), int8 (calibrated on the training images of --data),
+            int8-weights (smaller file, computed in float), or auto: compare all on the validation images of --data and
+            write the fastest that keeps the labels.
         outputs: Outputs to add: pooled and patches (features), rollout (attention rollout).
         dynamic_size: Add an input for the size at which the model sees the image. Positions are resampled in the file.
         tensor_input: Also write model_tensor, whose input is preprocessed images.
         image_size: Input size of the model. Default: the image size of the checkpoint.
         data: Images for the comparison: files, folders, globs or a built-in data set. Default: photos in Vitreous.
+            For int8 and auto, a data set, as for train --data.
         max_images: Maximum number of images to compare.
         examples: Images that replace the examples of the web page.
         runtime: Folder of an unpacked onnxruntime-web package for the web page. Default: npm downloads it once.
@@ -81,13 +84,13 @@ def export(
 def _export_web(
     checkpoint: str,
     out: Path,
-    precision: ExportPrecision,
+    precision: PrecisionChoice,
     image_size: tuple[int, ...],
     examples: tuple[Path, ...],
     runtime: Path | None,
     webgpu: bool,
 ) -> None:
-    if precision == "bf16":
+    if precision not in ("fp32", "fp16"):
         fail("precision", precision, "fp32 or fp16 with --to web")
     from vitreous.exporting import export_web
 
@@ -128,3 +131,18 @@ def _print(result: "Export") -> None:
         speeds = (f"{one.images_per_second:.1f}", f"{one.torch_images_per_second:.1f}")
         table.add_row(one.file, size, str(one.images), agreement, f"{difference:.1e} ({name})", *speeds)
     console.print(table)
+    if result.comparisons:
+        console.print(f"\nall precisions on {result.comparisons[0].images} validation images:")
+        console.print(_precisions(result))
+
+
+def _precisions(result: "Export") -> Table:
+    table = Table("precision", "same labels", "accuracy", "error", "images/s", "speed", "MB", "", box=None)
+    base = result.comparisons[0].images_per_second
+    for row in result.comparisons:
+        fractions = ("" if one is None else f"{one:.2%}" for one in (row.agreement, row.accuracy))
+        speed, chosen = row.images_per_second, row.precision == result.metadata["precision"]
+        remark = "recommended, written" if chosen else "" if row.accepted else "labels change"
+        numbers = (f"{row.error:.4f}", f"{speed:.1f}", f"{speed / base:.2f}", f"{row.bytes / 1e6:.1f}")
+        table.add_row(row.precision, *fractions, *numbers, remark)
+    return table

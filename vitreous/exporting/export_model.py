@@ -10,9 +10,10 @@ from typing import Any, get_args
 
 from vitreous.common.atomic_files import atomic_folder
 from vitreous.common.checks import Size, check_choice, check_whole, fail
-from vitreous.exporting.options import FILES, PRECISIONS, ExportPrecision, OptionalOutput, Target
+from vitreous.exporting.compare_precisions import Comparison, prepare
+from vitreous.exporting.options import FILES, PRECISIONS, OptionalOutput, PrecisionChoice, Target
 from vitreous.exporting.runtimes import needs, open_session, write
-from vitreous.exporting.validate import TENSOR, Check, ExportFailed, Pixels, check, validation_images
+from vitreous.exporting.validate import TENSOR, Check, ExportFailed, Pixels, check
 from vitreous.inference.engine import Images
 from vitreous.inference.predict_images import open_model
 from vitreous.model.protocol import Model
@@ -29,6 +30,7 @@ class Export:
     files: dict[str, int]  # all written files with their sizes in bytes
     metadata: dict[str, Any]
     checks: tuple[Check, ...]  # comparisons with the model
+    comparisons: tuple[Comparison, ...] = ()  # of all precisions, for precision "auto"
 
 
 def export(
@@ -36,7 +38,7 @@ def export(
     out: str | os.PathLike[str],
     *,
     to: Target = "onnx",
-    precision: ExportPrecision = "fp32",
+    precision: PrecisionChoice = "fp32",
     outputs: Sequence[OptionalOutput] = (),
     dynamic_size: bool = False,
     tensor_input: bool = False,
@@ -53,17 +55,20 @@ def export(
         model: A model or a checkpoint (folder, weight file, catalog name, hf-hub:owner/name).
         out: Folder to write: model.onnx, model.xml and model.bin, or model.pt2, and export.json with the comparison.
         to: "onnx", "openvino" or "torch-export".
-        precision: Precision of the weights and of the computation after preprocessing: "fp32", "fp16" or "bf16".
+        precision: Precision of the weights and of the computation after preprocessing: "fp32", "fp16", "bf16",
+            "int8" (calibrated on training images of `data`), "int8-weights" (computes in float) or "auto", which
+            compares all precisions of a target on `data` and writes the fastest that keeps the labels.
         outputs: Outputs to add: "pooled" and "patches" (features), "rollout" (attention rollout).
         dynamic_size: Give the file a second input, `size`, for the height and width at which the model sees the image.
         tensor_input: Also write a file that takes preprocessed images: float32, [batch, channels, height, width].
         image_size: Input size of the model. Default: the image size of the checkpoint.
         data: Images for the comparison: paths of files or folders, globs, a built-in data set, or images. Default:
-            photos that Vitreous contains.
+            photos that Vitreous contains. For "int8" and "auto", a data set as for `vitreous.train`; its validation
+            images are compared.
         max_images: Maximum number of images to compare.
     """
     check_choice("to", to, get_args(Target))
-    check_choice("precision", precision, PRECISIONS[to])
+    check_choice("precision", precision, (*PRECISIONS[to], "auto"))
     check_whole("max_images", max_images, 1, 2**31)
     needs(to)
     model = open_model(model, image_size).cpu().eval()
@@ -75,19 +80,21 @@ def export(
             dynamic_size,
             "omitted for a segmenter, which already segments images of any size in windows",
         )
-    images = validation_images(data, model.config.channels, max_images)
+    ready = prepare(model, to, precision, outputs, data, max_images)
     with atomic_folder(out, ours=OURS) as folder:
         checks: list[Check] = []
         metadata: dict[str, Any] = {}
         for name in ("model", TENSOR) if tensor_input else ("model",):
             path = folder / FILES[to].replace("model", name)
-            about = write(model, path, to, outputs, precision, dynamic_size, tensor_input=name == TENSOR)
-            checks += _compare(path, model, images, list(about["outputs"]), precision, dynamic_size)
+            about = write(ready.model, path, to, outputs, ready.precision, dynamic_size, tensor_input=name == TENSOR)
+            checks += _compare(path, model, ready.images, list(about["outputs"]), ready.precision, dynamic_size)
             metadata = metadata or about
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
         report = {"to": to, "files": files, "metadata": metadata, "checks": [dataclasses.asdict(one) for one in checks]}
+        if ready.comparisons:
+            report["comparisons"] = [dataclasses.asdict(one) for one in ready.comparisons]
         (folder / "export.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return Export(Path(out) / FILES[to], files, metadata, tuple(checks))
+    return Export(Path(out) / FILES[to], files, metadata, tuple(checks), ready.comparisons)
 
 
 def _compare(

@@ -21,7 +21,7 @@ from vitreous.model.protocol import Model
 # A function from the inputs of a model, by name, to its outputs.
 Session = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
-DTYPES: dict[ExportPrecision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES: dict[ExportPrecision, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}  # others: float32
 
 
 def needs(target: Target) -> None:
@@ -61,7 +61,7 @@ def write(
     names = output_names(model, outputs)
     names = names[:1] if tensor_input and model.config.output_kind.per_pixel else names
     metadata = metadata_of(model.config, names, precision, dynamic_size)
-    options = (model, outputs, DTYPES[precision], dynamic_size)
+    options = (model, outputs, DTYPES.get(precision, torch.float32), dynamic_size)
     match target:
         case "onnx":
             from vitreous.exporting.onnx_file import write_onnx
@@ -76,7 +76,7 @@ def write(
                 write_onnx(model, outputs, torch.float32, dynamic_size, source, metadata, tensor_input)
                 converted = openvino.convert_model(source)
                 converted.set_rt_info(json.dumps(metadata), [KEY])
-                openvino.save_model(converted, path, compress_to_fp16=precision == "fp16")
+                openvino.save_model(converted, path, compress_to_fp16=precision in ("fp16", "bf16"))
         case "torch-export":
             program = trace_tensors(*options) if tensor_input else trace_images(*options)
             torch.export.save(program.program, path, extra_files={KEY: json.dumps(metadata)})
@@ -106,8 +106,12 @@ def _onnxruntime(path: Path) -> Session:
 
 
 def _openvino(path: Path) -> Session:
+    core = _package("openvino", "openvino").Core()
+    model = core.read_model(path)
+    precision = json.loads(model.get_rt_info([KEY]).astype(str))["precision"]
     # Without the hint, OpenVINO computes in bfloat16 where the processor supports it.
-    model = _package("openvino", "openvino").Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    hint = "bf16" if precision == "bf16" else "f32"
+    model = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": hint})
     return lambda inputs: {output.any_name: value for output, value in model(dict(inputs)).items()}
 
 

@@ -73,7 +73,7 @@ def check(
 
     `size`: True if the file has the image size as its second input.
     """
-    reference = _reference(model, tuple(names))
+    reference = reference_of(model, tuple(names))
     seconds, torch_seconds, agreements = 0.0, 0.0, []
     compared = [name for name in names if name != "mask"]  # where two labels are equally good, rounding decides
     differences, scales = dict.fromkeys(compared, 0.0), dict.fromkeys(compared, 0.0)
@@ -92,13 +92,13 @@ def check(
             difference = np.abs(found[name].astype(np.float32) - expected[name].astype(np.float32)).max(initial=0.0)
             differences[name] = float(np.maximum(differences[name], difference))  # keeps NaN
             scales[name] = max(scales[name], float(np.abs(expected[name]).max(initial=0)))
-        agreements.append(_agreement(found, expected))
+        agreements.append(label_agreement(found, expected))
     agreement = float(np.mean([one for one in agreements if one is not None])) if None not in agreements else None
     speeds = (len(images) / seconds, len(images) / torch_seconds)
     return Check(file, model.config.image_size, len(images), agreement, differences, scales, *speeds)
 
 
-def _reference(model: Model, names: tuple[str, ...]) -> Callable[[Pixels], tuple[np.ndarray, dict[str, np.ndarray]]]:
+def reference_of(model: Model, names: tuple[str, ...]) -> Callable[[Pixels], tuple[np.ndarray, dict[str, np.ndarray]]]:
     """Return a function from an image to the preprocessed image and the outputs of the model's own predictor."""
     predictor = predictor_for(model, "cpu", workers=0)
     outputs = Outputs(model, names)
@@ -121,7 +121,7 @@ def _reference(model: Model, names: tuple[str, ...]) -> Callable[[Pixels], tuple
     return run
 
 
-def _agreement(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float | None:
+def label_agreement(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float | None:
     """Return the fraction of equal labels: of the image, of its pixels, or of its classes if it can have several."""
     if "mask" in expected:
         return float((found["mask"] == expected["mask"]).mean())

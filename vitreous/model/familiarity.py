@@ -41,8 +41,8 @@ class Familiarity:
     def scores(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b"]:
         """Return the score of each image; higher is more familiar."""
         rows = (features.float() - self.centre) @ self.whiten
-        distances = torch.cdist(rows, self.means, compute_mode="use_mm_for_euclid_dist")  # the other mode has no ONNX
-        return -distances.amin(dim=1).square()
+        squares = rows.square().sum(dim=1, keepdim=True) - 2 * rows @ self.means.T + self.means.square().sum(dim=1)
+        return -squares.amin(dim=1).clamp(min=0)  # not torch.cdist, which ONNX does not have
 
     def tensors(self) -> dict[str, Tensor]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
