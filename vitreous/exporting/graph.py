@@ -16,6 +16,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from vitreous.common.checks import Size
 from vitreous.exporting.options import OptionalOutput
 from vitreous.exporting.outputs import Outputs, output_names
 from vitreous.exporting.preprocess import Preprocess, covering, decoded
@@ -51,12 +52,30 @@ class ImageModel(nn.Module):
         if size is None:
             height, width = self.config.image_size
             pixels = self.preprocess(images, torch.tensor([height, width]))
-        else:
-            strides = self.config.patch_stride
-            rows, columns = (cast(int, (size[i] // strides[i]).item()) for i in (0, 1))
-            height, width = rows * strides[0], columns * strides[1]
-            pixels = self.preprocess(images, torch.stack([size[i] // strides[i] * strides[i] for i in (0, 1)]))
-        return self.outputs(pixels.reshape(images.shape[0], self.config.channels, height, width))
+            return self.outputs(pixels.reshape(-1, self.config.channels, height, width))
+        return self.outputs(whole_patches(self.preprocess(images, size), self.config.patch_stride))
+
+
+class AnySize(nn.Module):
+    """Model for preprocessed images of any size."""
+
+    def __init__(self, outputs: Outputs):
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, pixels: Float[Tensor, "n c h w"]) -> tuple[Tensor, ...]:
+        return self.outputs(whole_patches(pixels, self.outputs.model.config.patch_stride))
+
+
+def whole_patches(pixels: Float[Tensor, "n c h w"], stride: Size) -> Float[Tensor, "n c h w"]:
+    """Return the images unchanged, but with sides that torch knows to be multiples of `stride`."""
+    counts = [
+        torch.full((), side, dtype=torch.int64) // step for side, step in zip(pixels.shape[2:], stride, strict=True)
+    ]
+    rows, columns = (cast(int, count.item()) for count in counts)
+    torch._check(rows >= 1)  # type: ignore[no-untyped-call]
+    torch._check(columns >= 1)  # type: ignore[no-untyped-call]
+    return pixels.reshape(*pixels.shape[:2], rows * stride[0], columns * stride[1])
 
 
 class ImageSegmenter(nn.Module):
@@ -155,13 +174,10 @@ def trace_tensors(
     """Trace a model from preprocessed images to its outputs. A segmenter takes single windows."""
     config, names, module = model.config, output_names(model, optional), exportable(model, dtype)
     names = names[:1] if isinstance(module, Segmenter) else names
-    size, dynamic = config.image_size, {0: Dim.DYNAMIC}
+    outputs, example = Outputs(module, names, dtype), torch.zeros(2, config.channels, *config.image_size)
     if dynamic_size:
-        (height, width), (rows, columns) = config.patch_stride, config.grid
-        size = ((rows + 1) * height, (columns + 2) * width)  # an example that is not a special case
-        dynamic |= {2: height * Dim("rows"), 3: width * Dim("columns")}
-    example = torch.zeros(2, config.channels, *size)
-    return _traced(Outputs(module, names, dtype), {"pixels": example}, (dynamic,), names)
+        return _traced(AnySize(outputs), {"pixels": example}, (dict.fromkeys((0, 2, 3), Dim.DYNAMIC),), names)
+    return _traced(outputs, {"pixels": example}, ({0: Dim.DYNAMIC},), names)
 
 
 def trace_preprocessing(how: Preprocessing, channels: int) -> Program:

@@ -18,7 +18,7 @@ from vitreous.model.protocol import Model
 
 OPSET = 18  # onnxruntime, onnxruntime-web and OpenVINO support all its operators
 MAX_BYTES = 2**31 - 2**24  # of a file with weights; those of larger models are in a second file
-AXES = {"images": ("batch", "height", "width"), "pixels": ("batch",)}
+AXES = {"images": {0: "batch", 1: "height", 2: "width"}, "pixels": {0: "batch", 2: "height", 3: "width"}}
 
 
 def write_onnx(
@@ -120,17 +120,10 @@ def _name_axes(graph: onnx_ir.Graph) -> None:
         for value in node.outputs:
             if value.shape is not None and not value.shape.is_static() and value not in graph.outputs:
                 value.shape = None
-    for value in graph.inputs:
-        if value.shape is not None:
-            names = AXES.get(value.name or "", ())
-            value.shape = onnx_ir.Shape([names[i] if i < len(names) else side for i, side in enumerate(value.shape)])
-    for value in graph.outputs:
-        if value.shape is not None:
-            sides = [
-                f"{value.name}_{i}" if isinstance(side, onnx_ir.SymbolicDim) else side
-                for i, side in enumerate(value.shape)
-            ]
-            value.shape = onnx_ir.Shape(["batch", *sides[1:]])
+    for value in [*graph.inputs, *graph.outputs]:
+        names = AXES.get(str(value.name), {0: "batch"})
+        sides = enumerate(value.shape or ())
+        value.shape = onnx_ir.Shape([s if isinstance(s, int) else names.get(i, f"{value.name}_{i}") for i, s in sides])
 
 
 def _save(model: onnx_ir.Model, path: Path) -> None:

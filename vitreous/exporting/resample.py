@@ -122,9 +122,11 @@ def _cubic(distance: Pair) -> Pair:
 
 def _as_integers(weights: Pair) -> tuple[Float[Tensor, "r k"], Float[Tensor, "1"]]:
     """Normalise weights to a sum of 1 and scale them to 16-bit integers. Also return the factor."""
-    upper = (weights.high * 4096).floor() / 4096  # so few bits that the sum is exact
-    lower = (weights.high - upper) + weights.low
-    total = _exact_sum(upper.sum(dim=1, keepdim=True), lower.sum(dim=1, keepdim=True))
+    upper = (weights.high * 2**12).floor() / 2**12  # so few bits that the sum is exact
+    middle = ((weights.high - upper) * 2**24).floor() / 2**24
+    lower = ((weights.high - upper) - middle) + weights.low
+    sums = [part.sum(dim=1, keepdim=True) for part in (upper, middle, lower)]
+    total = add(_exact_sum(sums[0], sums[1]), Pair(sums[2], torch.zeros_like(sums[2])))
     weights = divide(weights, total)
     units = torch.tensor([2.0**bits for bits in range(23)])
     bits = (weights.high.max() * 2 * units[:22] < 2**15 - 0.5).sum(dim=0, keepdim=True)
@@ -132,7 +134,7 @@ def _as_integers(weights: Pair) -> tuple[Float[Tensor, "r k"], Float[Tensor, "1"
     sign = torch.where(weights.high < 0, -1.0, 1.0)
     high, low = weights.high * sign * unit, weights.low * sign * unit
     whole = high.floor()
-    return (whole + ((high - whole) + low + 0.5).floor()) * sign, unit
+    return (whole + (((high - whole) - 0.5) + low >= 0)) * sign, unit
 
 
 # ---- Product with an image -------------------------------------------------------------------------------------------

