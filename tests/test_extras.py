@@ -39,8 +39,21 @@ NEEDS: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
             ("train", "--data", "{tmp}/table.parquet"),
         ],
     ),
-    "heic": (("pillow_heif",), [("predict", "{checkpoint}", "{tmp}/photo.heic"), ("predict", "{checkpoint}", "{tmp}")]),
+    "heic": (("pillow_heif",), [("predict", "{checkpoint}", "{heic}/photo.heic"), ("predict", "{checkpoint}", "{heic}")]),
     "serve": (("uvicorn", "fastapi", "httptools", "multipart", "vitreous.serving.app"), [("serve", "{checkpoint}")]),
+    "export": (
+        ("onnxruntime",),
+        [("export", "{checkpoint}", "--to", to, "--out", "{tmp}/exported") for to in ("onnx", "openvino", "web")],
+    ),
+    "openvino": (("openvino",), [("export", "{checkpoint}", "--to", "openvino", "--out", "{tmp}/exported")]),
+    "ray": (
+        ("ray",),
+        [
+            ("predict", "{checkpoint}", "{images}", "--engine", "ray"),
+            ("embed", "{checkpoint}", "{images}", "--out", "{tmp}/vectors", "--engine", "ray"),
+            ("serve", "{checkpoint}", "--engine", "ray"),
+        ],
+    ),
     "track": (("torch.utils.tensorboard",), [(*TRAIN, "--tensorboard"), (*TRAIN, "--track", "tensorboard")]),
     "wandb": (("wandb",), [(*TRAIN, "--track", "wandb")]),
     "mlflow": (("mlflow",), [(*TRAIN, "--track", "mlflow")]),
@@ -73,9 +86,10 @@ def places(tmp_path: Path, checkpoint: Path) -> dict[str, Any]:
             pixels = rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    (tmp_path / "heic").mkdir()
+    (tmp_path / "heic" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
     (tmp_path / "empty" / "table.parquet").write_bytes(b"PAR1")
-    return {"tmp": tmp_path / "empty", "images": tmp_path / "images", "checkpoint": checkpoint}
+    return {"checkpoint": checkpoint, "tmp": tmp_path / "empty"} | {name: tmp_path / name for name in ("images", "heic")}
 
 
 def test_every_extra_for_users_is_covered() -> None:

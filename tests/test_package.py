@@ -41,7 +41,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("vitreous", "tests", "benchmarks", "recipes"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     (source / "runs").mkdir()
-    for stray in ("runs/private.txt", "vitreous/notes.orig", "vitreous/serving/page/.DS_Store", "secret.env"):
+    for stray in ("runs/private.txt", "vitreous/notes.orig", "vitreous/page/static/.DS_Store", "secret.env"):
         (source / stray).write_text("stray")
     build(source, root / "dist")
     build(source, root / "direct", "--wheel")
