@@ -66,7 +66,7 @@ def test_wheel_has_exactly_the_files_of_the_package(dist: Path) -> None:
         names = set(archive.namelist())
     inside = {name for name in names if not name.startswith("vitreous-")}
     assert inside == expected
-    assert {"vitreous/py.typed", "vitreous/report/report.css", "vitreous/serving/page/index.html"} < inside
+    assert {"vitreous/py.typed", "vitreous/report/report.css", "vitreous/page/static/index.html"} < inside
     assert f"vitreous-{vitreous.__version__}.dist-info/licenses/LICENSE" in names
 
 
