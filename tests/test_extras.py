@@ -39,7 +39,10 @@ NEEDS: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
             ("train", "--data", "{tmp}/table.parquet"),
         ],
     ),
-    "heic": (("pillow_heif",), [("predict", "{checkpoint}", "{heic}/photo.heic"), ("predict", "{checkpoint}", "{heic}")]),
+    "heic": (
+        ("pillow_heif",),
+        [("predict", "{checkpoint}", "{heic}/photo.heic"), ("predict", "{checkpoint}", "{heic}")],
+    ),
     "serve": (("uvicorn", "fastapi", "httptools", "multipart", "vitreous.serving.app"), [("serve", "{checkpoint}")]),
     "export": (
         ("onnxruntime",),
@@ -89,7 +92,9 @@ def places(tmp_path: Path, checkpoint: Path) -> dict[str, Any]:
     (tmp_path / "heic").mkdir()
     (tmp_path / "heic" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
     (tmp_path / "empty" / "table.parquet").write_bytes(b"PAR1")
-    return {"checkpoint": checkpoint, "tmp": tmp_path / "empty"} | {name: tmp_path / name for name in ("images", "heic")}
+    return {"checkpoint": checkpoint, "tmp": tmp_path / "empty"} | {
+        name: tmp_path / name for name in ("images", "heic")
+    }
 
 
 def test_every_extra_for_users_is_covered() -> None:

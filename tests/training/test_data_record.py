@@ -171,7 +171,13 @@ def test_other_labels_and_classes_are_rejected(allow: bool, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"no gzip", b"\x1f\x8b\x08\x00cut", gzip.compress(b"{}", mtime=0)[:-1], gzip.compress(bytes(1 << 28), mtime=0)],
+    [
+        b"",
+        b"no gzip",
+        b"\x1f\x8b\x08\x00cut",
+        gzip.compress(b"{}", mtime=0)[:-1],
+        gzip.compress(bytes(1 << 28), mtime=0),
+    ],
     ids=["empty", "no gzip", "cut header", "cut", "bomb"],
 )
 def test_a_damaged_record_is_named(content: bytes, tmp_path: Path) -> None:
