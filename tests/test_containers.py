@@ -73,7 +73,7 @@ def test_copied_files_exist_and_are_not_ignored(path: Path) -> None:
         assert not ignored(name), name
     for private in (".git/config", ".venv/bin/python", "runs/first/best/config.json", "tests/conftest.py", "key.env"):
         assert ignored(private)
-    assert not ignored("vitreous/serving/page/index.html")
+    assert not ignored("vitreous/page/static/index.html")
     assert ignored("vitreous/cli/__pycache__/main.cpython-311.pyc")
 
 

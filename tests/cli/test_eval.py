@@ -18,8 +18,8 @@ from vitreous.cli.predict import predict
     [
         (evaluate, vitreous.evaluate, {"json", "out"}),
         (calibrate, vitreous.calibrate, {"out"}),
-        (predict, vitreous.predict, {"json", "out"}),
-        (embed, vitreous.embed, {"out"}),
+        (predict, vitreous.predict, {"json", "out", "shard_size"}),
+        (embed, vitreous.embed, {"out", "shard_size"}),
     ],
 )
 def test_flags_are_the_arguments_of_the_function(

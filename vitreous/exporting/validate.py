@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from vitreous.inference.engine import Images, as_stream, encoded
 from vitreous.inference.predict_images import expand
 from vitreous.inference.predictor import SegmentPredictor, best_at, predictor_for
 from vitreous.model.protocol import Model
+from vitreous.page import STATIC
 
 MAX_DIFFERENCE = 1e-4  # of fp32 outputs, relative to the largest output if it exceeds 1
 MIN_AGREEMENT = 0.95  # of the predictions in other precisions
@@ -163,9 +163,8 @@ def _open(data: Sequence[str]) -> Images:
 
 def _example_images(channels: int) -> list[Pixels]:
     """Return three photos, each whole, as a portrait and as a thumbnail."""
-    folder = resources.files("vitreous") / "serving" / "page" / "examples"
     found = []
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+    for file in sorted((STATIC / "examples").iterdir()):
         with Image.open(io.BytesIO(file.read_bytes())) as image:
             photo = np.asarray(image.convert("L" if channels == 1 else "RGB"))
         photo = photo.reshape(*photo.shape[:2], channels)
