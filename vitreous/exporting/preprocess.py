@@ -118,6 +118,5 @@ def _offset(excess: Scalar, how: Preprocessing) -> Scalar:
     """Return the first pixel of the crop; negative for padding. See `centre_crop.centre`."""
     half = excess.abs() // 2
     if how.geometry != "huggingface":
-        odd = (excess > 0) & (excess % 2 == 1) & (half % 2 == 1)  # round half to even
-        half = half + odd
+        half = half + ((excess > 0) & (excess - half // 2 * 4 == 3))  # round half to even
     return torch.where(excess < 0, -half, half)

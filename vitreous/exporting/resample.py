@@ -97,8 +97,10 @@ def resize_weights(length: Scalar, resized: Scalar, interpolation: Interpolation
     span = (2 * radius * longer + resized - 1) // resized  # width of the filter in pixels
     odd = 2 * torch.arange(resized.item()) + 1
     # In half pixels, the centre of an output pixel is odd * length / resized = whole + rest / resized.
-    scaled = odd * (length % resized)
-    whole, rest = odd * (length // resized) + scaled // resized, scaled % resized
+    times = length // resized
+    scaled = odd * (length - times * resized)  # small enough for float32
+    carry = scaled // resized
+    whole, rest = odd * times + carry, scaled - carry * resized
     first = (whole - span - 1) // 2
     pixels = first[:, None] + torch.arange((span + 3).item())
     distance = divide(pair((resized * (2 * pixels + 1 - whole[:, None]) - rest[:, None]).abs()), pair(2 * longer))
@@ -115,9 +117,9 @@ def _cubic(distance: Pair) -> Pair:
     """Keys' cubic with a = -0.5: 1 + x^2 (1.5 x - 2.5) below 1, and y^2 (0.5 y - 0.5) with y = 2 - x above."""
     near = distance.high < 1
     x = where(near, distance, add(pair(2.0), Pair(-distance.high, -distance.low)))
-    slope, offset = (torch.where(near, *values) for values in ((1.5, 0.5), (-2.5, -0.5)))
-    value = multiply(multiply(x, x), add(multiply(x, pair(slope)), pair(offset)))
-    return add(value, pair(near))
+    half = Pair(x.high / 2, x.low / 2)
+    line = add(where(near, add(x, half), half), pair(torch.where(near, -2.5, -0.5)))
+    return add(multiply(multiply(x, x), line), pair(near))
 
 
 def _as_integers(weights: Pair) -> tuple[Float[Tensor, "r k"], Float[Tensor, "1"]]:

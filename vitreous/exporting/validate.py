@@ -28,7 +28,7 @@ from vitreous.page import STATIC
 MAX_DIFFERENCE = 1e-4  # of fp32 outputs, relative to the largest output if it exceeds 1
 MIN_AGREEMENT = 0.95  # of the predictions in other precisions
 TENSOR = "model_tensor"  # name of the file whose input is preprocessed
-Pixels = UInt8[np.ndarray, "h w c"]
+Pixels = UInt8[np.ndarray, "_ _ _"]  # height, width, channels
 
 
 class ExportFailed(ValueError):
