@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
+import jaxtyping
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
@@ -188,7 +189,7 @@ def trace_preprocessing(how: Preprocessing, channels: int) -> Program:
 
 
 def _traced(module: nn.Module, inputs: dict[str, Tensor], dynamic: tuple[Any, ...], outputs: Sequence[str]) -> Program:
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), quiet(), _unchecked():
         program = torch.export.export(module.eval(), tuple(inputs.values()), dynamic_shapes=dynamic, strict=False)
     return Program(program, tuple(inputs), tuple(outputs))
 
@@ -210,3 +211,14 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
+
+
+@contextlib.contextmanager
+def _unchecked() -> Iterator[None]:
+    """Suspend jaxtyping's runtime checks, which reject the symbolic sizes of a traced model."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)

@@ -1,6 +1,6 @@
 """Outputs of an exported model.
 
-b: batch; c: channels; h, w: image height and width; gh, gw: patch grid.
+b: batch; c: channels; h, w: image height and width; gh, gw: patch grid; d: feature width.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from vitreous.common.checks import check_choice, fail
 from vitreous.explanation.attention_and_logit_lens import pooling_weights
 from vitreous.explanation.rollout_relevance_occlusion import fuse
 from vitreous.exporting.options import OptionalOutput
+from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import Numbers
 from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features
@@ -70,7 +71,7 @@ class Outputs(nn.Module):
         if "rollout" in self.names:
             found["rollout"] = _rollout(require_vit(self.model, "attention rollout"), images, features)
         if "familiarity" in self.names and self.model.familiarity is not None:
-            found["familiarity"] = self.model.familiarity.scores(found["pooled"])
+            found["familiarity"] = _familiarity(self.model.familiarity, found["pooled"])
         if config.num_classes:
             found |= self._scores(self.model.classify(features).float())
         return tuple(found[name].float() for name in self.names)
@@ -81,6 +82,12 @@ class Outputs(nn.Module):
             mean, std = (torch.tensor(values, dtype=torch.float32) for values in (output.mean, output.std))
             return {"logits": logits, "values": logits * std + mean}
         return {"logits": logits, "probabilities": class_probabilities(logits, self.model.config)}
+
+
+def _familiarity(known: Familiarity, pooled: Float[Tensor, "b d"]) -> Float[Tensor, "b"]:
+    """Compute `Familiarity.scores` without torch.cdist, which ONNX lacks."""
+    rows = (pooled - known.centre) @ known.whiten
+    return -(rows[:, None] - known.means).square().sum(dim=2).amin(dim=1)
 
 
 def _rollout(model: ViT, images: Float[Tensor, "b c h w"], features: Features) -> Float[Tensor, "b gh gw"]:

@@ -122,7 +122,7 @@ def _torch(path: Path) -> Session:
 
     def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.inference_mode():
-            outputs = module(*(torch.from_numpy(value) for value in inputs.values()))
+            outputs = module(*(torch.tensor(value) for value in inputs.values()))
         return dict(zip(names, (output.numpy() for output in outputs), strict=True))
 
     return run

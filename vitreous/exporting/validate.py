@@ -1,5 +1,6 @@
 """Comparison of an exported file, in its own runtime, with the predictor of the model on real images."""
 
+import contextlib
 import io
 import math
 import time
@@ -142,7 +143,13 @@ def validation_images(data: Images | Sequence[str] | str | None, channels: int, 
         data = _open(words)
     images = list(as_stream(data))
     chosen = [images[round(place)] for place in np.linspace(0, len(images) - 1, min(most, len(images)))]
-    return [decode(encoded(image), channels).permute(1, 2, 0).numpy() for image in chosen]
+    decoded = []
+    for image in chosen:
+        with contextlib.suppress(ValueError, OSError):  # files that are not readable are not compared
+            decoded.append(decode(encoded(image), channels).permute(1, 2, 0).numpy())
+    if not decoded:
+        raise ValueError(f"none of the {len(images)} images could be read")
+    return decoded
 
 
 def _open(data: Sequence[str]) -> Images:
