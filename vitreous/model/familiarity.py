@@ -41,8 +41,7 @@ class Familiarity:
     def scores(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b"]:
         """Return the score of each image; higher is more familiar."""
         rows = (features.float() - self.centre) @ self.whiten
-        squares = rows.square().sum(dim=1, keepdim=True) - 2 * rows @ self.means.T + self.means.square().sum(dim=1)
-        return -squares.amin(dim=1).clamp(min=0)  # not torch.cdist, which ONNX does not have
+        return -torch.cdist(rows, self.means).amin(dim=1).square()
 
     def tensors(self) -> dict[str, Tensor]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
