@@ -2,10 +2,12 @@
 
 import logging
 
+import jaxtyping
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _no_trace_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not let pytest capture the many records of torch's trace log."""
+def _tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable the runtime type checker, which rejects torch's symbolic sizes, and the capture of torch's trace log."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)

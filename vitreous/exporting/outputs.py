@@ -71,7 +71,7 @@ class Outputs(nn.Module):
         if "rollout" in self.names:
             found["rollout"] = _rollout(require_vit(self.model, "attention rollout"), images, features)
         if "familiarity" in self.names and self.model.familiarity is not None:
-            found["familiarity"] = _familiarity(self.model.familiarity, found["pooled"])
+            found["familiarity"] = familiarity_scores(self.model.familiarity, found["pooled"])
         if config.num_classes:
             found |= self._scores(self.model.classify(features).float())
         return tuple(found[name].float() for name in self.names)
@@ -84,7 +84,7 @@ class Outputs(nn.Module):
         return {"logits": logits, "probabilities": class_probabilities(logits, self.model.config)}
 
 
-def _familiarity(known: Familiarity, pooled: Float[Tensor, "b d"]) -> Float[Tensor, "b"]:
+def familiarity_scores(known: Familiarity, pooled: Float[Tensor, "b d"]) -> Float[Tensor, "b"]:
     """Compute `Familiarity.scores` without torch.cdist, which ONNX lacks."""
     rows = (pooled - known.centre) @ known.whiten
     return -(rows[:, None] - known.means).square().sum(dim=2).amin(dim=1)

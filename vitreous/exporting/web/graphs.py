@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, pooling_weights, split_tokens
 from vitreous.explanation.rollout_relevance_occlusion import relevance
 from vitreous.exporting.graph import quiet
+from vitreous.exporting.outputs import familiarity_scores
 from vitreous.model.tokens import Features
 from vitreous.model.vit import ViT
 from vitreous.page.results import first_attended, patch_pixels
@@ -58,7 +59,7 @@ class PageOutputs(nn.Module):
         if model.config.num_classes:
             outputs["lens"] = model.classify(features)  # the last row has the logits of the model
         if model.config.calibration is not None and model.familiarity is not None:
-            outputs["familiarity"] = model.familiarity.scores(pooled)
+            outputs["familiarity"] = familiarity_scores(model.familiarity, pooled)
         return outputs
 
 
