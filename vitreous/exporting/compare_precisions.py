@@ -115,7 +115,7 @@ def compare(
             found = run({"images": image[None]})
             totals[precision].seconds.append(time.perf_counter() - started)
             expected = expected or found
-            totals[precision].add(found, expected, outputs[0], None if labels is None else labels[place])
+            totals[precision].add(found, expected, outputs[0], None if labels is None else int(labels[place]))
     return tuple(total.result(precision, sizes[precision]) for precision, total in totals.items())
 
 
