@@ -251,7 +251,7 @@ def test_auto_compares_all_precisions_and_writes_the_recommended_one(
     assert list(rows) == ["torch", *PRECISIONS["onnx"]]
     assert rows["torch"].agreement == rows["fp32"].agreement == 1
     assert rows["torch"].accuracy == rows["fp32"].accuracy
-    assert rows["int8"].bytes < rows["fp16"].bytes < rows["fp32"].bytes
+    assert max(rows["int8"].bytes, rows["fp16"].bytes) < rows["fp32"].bytes  # layers may stay in float32
     assert 0 == rows["torch"].error < rows["fp32"].error < rows["int8"].error < 0.2
     assert report["metadata"]["precision"] == recommended(list(rows.values())).precision
     assert all(name in done.stdout for name in rows)
