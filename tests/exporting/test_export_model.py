@@ -72,6 +72,17 @@ def expected(model: Model, images: np.ndarray) -> np.ndarray:
     return (predictor.logits(images) if model.config.num_classes else predictor.embed(images)).numpy()
 
 
+def test_a_calibration_applies_only_at_its_image_size(tmp_path: Path) -> None:
+    model = calibrated(small_model("class token"))
+    done = vitreous.export(model, tmp_path / "out", dynamic_size=True, data=[smooth(50, 70)])
+    assert len(done.checks) == 3
+    session, (height, width) = open_session(done.path), model.config.image_size
+    for size, temperature in (((height, width), 2.0), ((2 * height, width), 1.0)):
+        found = session({"images": decoded(JPEGS[0]), "size": np.array(size)})
+        probabilities = torch.tensor(found["logits"] / temperature).softmax(dim=1)
+        np.testing.assert_allclose(found["probabilities"], probabilities, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "registers"])
 @pytest.mark.parametrize("opened", [open_session, in_openvino], ids=["onnxruntime", "openvino"])

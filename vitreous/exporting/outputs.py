@@ -73,15 +73,21 @@ class Outputs(nn.Module):
         if "familiarity" in self.names and self.model.familiarity is not None:
             found["familiarity"] = familiarity_scores(self.model.familiarity, found["pooled"])
         if config.num_classes:
-            found |= self._scores(self.model.classify(features).float())
+            found |= self._scores(self.model.classify(features).float(), pixels)
         return tuple(found[name].float() for name in self.names)
 
-    def _scores(self, logits: Float[Tensor, "b classes"]) -> dict[str, Tensor]:
-        output = self.model.config.output
+    def _scores(self, logits: Float[Tensor, "b classes"], pixels: Float[Tensor, "b c h w"]) -> dict[str, Tensor]:
+        config, output = self.model.config, self.model.config.output
         if isinstance(output, Numbers):
             mean, std = (torch.tensor(values, dtype=torch.float32) for values in (output.mean, output.std))
             return {"logits": logits, "values": logits * std + mean}
-        return {"logits": logits, "probabilities": class_probabilities(logits, self.model.config)}
+        probabilities = class_probabilities(logits, config)
+        if config.calibration is not None and any(isinstance(side, torch.SymInt) for side in pixels.shape[2:]):
+            # The size is known only when the file runs. As in `Model.resized`, other sizes are not calibrated.
+            sides = zip(pixels.shape[2:], config.image_size, strict=True)
+            same = torch.stack([torch.full((), side) == known for side, known in sides]).all()
+            probabilities = torch.where(same, probabilities, class_probabilities(logits, config.uncalibrated()))
+        return {"logits": logits, "probabilities": probabilities}
 
 
 def familiarity_scores(known: Familiarity, pooled: Float[Tensor, "b d"]) -> Float[Tensor, "b"]:
