@@ -1,10 +1,11 @@
 """Model families and their parts.
 
-`vit.py` composes patches, tokens, position, encoder, pooling and head into a Vision Transformer; `resnet.py` and
-`segmenter.py` are the other families, and `masked.py` adds decoders for pre-training. `config.py` and `options.py`
-describe a model without importing torch, `presets.py` defines named configs, and `build.py` builds modules from
-configs. Other packages use a model through `protocol.py`. Names are imported on first use; import the options and the
-function `build` from their files. Equations, sections and appendices are those of the ViT paper (arXiv 2010.11929).
+`vit.py` composes patches, tokens, position, encoder, pooling and head into a Vision Transformer; `swin.py`,
+`resnet.py` and `segmenter.py` are the other families, and `masked.py` adds decoders for pre-training. `config.py` and
+`options.py` describe a model without importing torch, `presets.py` defines named configs, and `build.py` builds
+modules from configs. Other packages use a model through `protocol.py`. Names are imported on first use; import the
+options and the function `build` from their files. Equations, sections and appendices are those of the ViT paper (arXiv
+2010.11929).
 """
 
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from vitreous.model.protocol import UnsupportedModel as UnsupportedModel
     from vitreous.model.resnet import ResNet as ResNet
     from vitreous.model.segmenter import Segmenter as Segmenter
+    from vitreous.model.swin import Swin as Swin
+    from vitreous.model.swin_config import SwinConfig as SwinConfig
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
     from vitreous.model.vit import require_vit as require_vit
@@ -39,6 +42,8 @@ _HOMES = {
     "ResNetConfig": "vitreous.model.config",
     "Segmenter": "vitreous.model.segmenter",
     "SegmenterConfig": "vitreous.model.config",
+    "Swin": "vitreous.model.swin",
+    "SwinConfig": "vitreous.model.swin_config",
     "UnsupportedModel": "vitreous.model.protocol",
     "ViT": "vitreous.model.vit",
     "ViTConfig": "vitreous.model.config",

@@ -10,18 +10,31 @@ from vitreous.model.block import Block, GeluMlp, Mlp, SwiGluMlp
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.encoder import Encoder
 from vitreous.model.heads import build_head
-from vitreous.model.init import xavier_
+from vitreous.model.init import small_, xavier_
 from vitreous.model.patch import PatchEmbedding
 from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.resnet import HybridStem, ResNet
 from vitreous.model.segmenter import MaskTransformer, Segmenter
+from vitreous.model.swin import (
+    BiasMlp,
+    BiasTable,
+    CosineSelfAttention,
+    PatchMerging,
+    Stage,
+    Swin,
+    SwinBlock,
+    WindowSelfAttention,
+)
+from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2
 from vitreous.model.tokens import PrefixTokens
 from vitreous.model.vit import ViT
 
 
 @overload
 def build(config: ViTConfig) -> ViT: ...
+@overload
+def build(config: SwinConfig) -> Swin: ...
 @overload
 def build(config: ResNetConfig) -> ResNet: ...
 @overload
@@ -37,6 +50,8 @@ def build(config: ModelConfig) -> Model:
     match config:
         case ViTConfig():
             return build_vit(config)
+        case SwinConfig():
+            return build_swin(config)
         case ResNetConfig():
             return ResNet(config)
         case SegmenterConfig():
@@ -73,6 +88,48 @@ def build_vit(config: ViTConfig) -> ViT:
             if config.distillation_token
             else None
         ),
+    )
+
+
+def build_swin(config: SwinConfig) -> Swin:
+    post_norm = isinstance(config.version, SwinV2)
+    stages = []
+    for stage, width in enumerate(config.stage_widths):
+        first = sum(config.depths[:stage])
+        merge = PatchMerging(width // 2, config.norm_eps, post_norm) if stage else None
+        blocks = [build_swin_block(config, stage, first + number) for number in range(config.depths[stage])]
+        stages.append(Stage(merge, blocks, config.window, config.window_rule))
+    model = Swin(
+        config,
+        patches=PatchEmbedding(config.channels, config.width, config.patch_size, pad=True),
+        stages=stages,
+        norm=nn.LayerNorm(config.feature_width, config.norm_eps),
+        head=build_head(options.LinearHead(), config.feature_width, config.num_classes),
+    )
+    for module in model.stages.modules():
+        if isinstance(module, nn.Linear):  # as in Microsoft's code
+            small_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model
+
+
+def build_swin_block(config: SwinConfig, stage: int, layer: int) -> SwinBlock:
+    width, heads, bias, dropout = config.stage_widths[stage], config.stage_heads[stage], config.qkv_bias, config.dropout
+    match config.version:
+        case SwinV1():
+            table = BiasTable(heads, config.stage_windows[stage], config.interpolation)
+            attention = WindowSelfAttention(width, heads, table, bias, dropout.attention, dropout.hidden)
+        case SwinV2():
+            mlp = BiasMlp(heads, config.pretrained_windows[stage])
+            attention = CosineSelfAttention(width, heads, mlp, bias, dropout.attention, dropout.hidden)
+    return SwinBlock(
+        attention,
+        GeluMlp(width, int(config.mlp_ratio * width), "erf", dropout.hidden),
+        width=width,
+        norm_eps=config.norm_eps,
+        post_norm=isinstance(config.version, SwinV2),
+        stochastic_depth=config.stochastic_depth * layer / max(config.num_layers - 1, 1),
     )
 
 

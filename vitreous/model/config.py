@@ -63,6 +63,7 @@ from vitreous.model.options import (
     TanhHead,
     check_resnet,
 )
+from vitreous.model.swin_config import SwinConfig
 
 
 @dataclass(frozen=True)
@@ -392,7 +393,7 @@ class SegmenterConfig(ModelConfig):
         return dataclasses.replace(self, encoder=self.encoder.override(fields))
 
 
-AnyConfig = ViTConfig | ResNetConfig | SegmenterConfig  # configs that a checkpoint can contain
+AnyConfig = ViTConfig | SwinConfig | ResNetConfig | SegmenterConfig  # configs that a checkpoint can contain
 
 
 def resnet_parameters(stages: tuple[int, ...], width: int) -> int:

@@ -121,5 +121,15 @@ class Model(nn.Module):
         """In training, recompute each block in the backward pass instead of storing its activations."""
         raise UnsupportedModel(f"recomputation needs Transformer blocks, but the model is a {self.config.summary}")
 
+    def _layers(self, layers: Sequence[int] | None) -> list[int]:
+        """Return the indices of `layers` (default: all blocks). Negative numbers count from the end."""
+        depth = len(self.blocks)
+        for layer in layers or ():
+            if not -depth <= layer < depth:
+                raise ValueError(
+                    f"layer must be from 0 to {depth - 1} (or -{depth} to -1, counting from the end), got {layer}"
+                )
+        return [layer % depth for layer in (range(depth) if layers is None else layers)]
+
 
 HEADS = ("head", "distillation_head")

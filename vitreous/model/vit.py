@@ -178,15 +178,6 @@ class ViT(Model):
             layout.keep_indices,
         )
 
-    def _layers(self, layers: Sequence[int] | None) -> list[int]:
-        depth = len(self.encoder.blocks)
-        for layer in layers or ():
-            if not -depth <= layer < depth:
-                raise ValueError(
-                    f"layer must be from 0 to {depth - 1} (or -{depth} to -1, counting from the end), got {layer}"
-                )
-        return [layer % depth for layer in (range(depth) if layers is None else layers)]
-
 
 def require_vit(model: Model, purpose: str) -> ViT:
     """Return the Vision Transformer of a model. If there is none, the error names `purpose` and the model."""

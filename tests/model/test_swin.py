@@ -1,0 +1,144 @@
+"""Swin Transformers: windows, shift, mask, padding and relative positions."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitreous.model.attention import AttentionTerms
+from vitreous.model.build import build
+from vitreous.model.swin import Swin, SwinBlock, Windows, pair_offsets
+from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, WindowRule, fit_windows
+
+TINY = SwinConfig(
+    image_size=(48, 64),
+    width=16,
+    depths=(2, 2),
+    stage_heads=(2, 4),
+    window=(4, 4),
+    num_classes=5,
+)
+VERSIONS = (SwinV1(), SwinV2())
+RULES: tuple[WindowRule, ...] = ("microsoft", "timm", "torchvision")
+
+
+def perturbed(config: SwinConfig) -> Swin:
+    torch.manual_seed(0)
+    model = build(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.2 * torch.randn_like(weight)
+    return model
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("grid", [(8, 12), (7, 5), (3, 9), (1, 1), (10, 4)])
+def test_windows_contain_every_token_once(grid: tuple[int, int], rule: WindowRule) -> None:
+    windows = Windows(grid, *fit_windows(grid, (4, 4), rule), shift_first=rule == "timm")
+    tokens = torch.randn(3, math.prod(grid), 2)
+    assert torch.equal(windows.join(windows.split(tokens)), tokens)
+    indices = windows.token_indices()
+    assert indices.shape == (math.prod(windows.counts), math.prod(windows.size))
+    assert sorted(indices[indices >= 0].tolist()) == list(range(math.prod(grid)))
+    padded = math.prod(side + extra for side, extra in zip(grid, windows.padding, strict=True))
+    assert (indices < 0).sum() == padded - math.prod(grid)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_block_equals_masked_attention_over_the_whole_grid(version: SwinV1 | SwinV2, number: int) -> None:
+    model = perturbed(dataclasses.replace(TINY, version=version))
+    (gh, gw), side, shift = (12, 16), 4, 2 * number
+    tokens, grid = model.embed(torch.randn(2, 3, 4 * gh, 4 * gw))
+    assert grid == (gh, gw)
+    stage = model._stages[0]
+    block = stage.blocks[number]
+    assert isinstance(block, SwinBlock)
+    place = torch.arange(gh * gw)
+    y, x = place // gw, place % gw
+    window = (y - shift).div(side, rounding_mode="floor") * 100 + (x - shift).div(side, rounding_mode="floor")
+    together = window[:, None] == window
+    dy, dx = (axis[:, None] - axis + side - 1 for axis in (y, x))
+    table = block.attention.position((side, side)).unflatten(0, (2 * side - 1, 2 * side - 1))
+    bias = table[dy.clamp(0, 2 * side - 2), dx.clamp(0, 2 * side - 2)].permute(2, 0, 1)
+    inputs = tokens if block.post_norm else block.attention_norm(tokens)
+    q, k, v = block.attention.queries_keys_values(inputs, AttentionTerms())
+    logits = q @ k.transpose(-2, -1) * block.attention.scale + bias
+    gathered = logits.masked_fill(~together, -math.inf).softmax(dim=-1) @ v
+    expected = block._add(tokens, block.attention.output(gathered.transpose(1, 2).flatten(2)))
+    result = stage.step(number, tokens, stage.terms(grid, tokens.device))
+    assert torch.allclose(result, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("rule", RULES)
+def test_attention_equals_the_weights_of_the_forward_pass(version: SwinV1 | SwinV2, rule: WindowRule) -> None:
+    model = perturbed(dataclasses.replace(TINY, version=version, window_rule=rule))
+    images = torch.randn(2, 3, 50, 70)
+    tokens, grid = model.embed(images)
+    for layer, maps in enumerate(model.attention(images)):
+        explicit, tokens, grid = model.explicit_step(layer, tokens, grid)
+        assert torch.allclose(explicit.weights, maps.weights, atol=1e-5)
+        assert explicit.windows == maps.windows
+        assert maps.weights.shape[:2] == (2, math.prod(maps.windows.counts))
+        assert torch.allclose(maps.weights.sum(dim=-1), torch.ones(()))
+    features = model.features(images)
+    assert features.grid == grid == model.config.grid_for((50, 70))
+    assert torch.allclose(model.norm(tokens), features.patches, atol=2e-5)
+    assert torch.equal(model.intermediate(images, [-1])[0].patches, features.patches)
+    assert torch.allclose(model(images), model.head(features.patches.mean(dim=1)))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("rule", RULES)
+def test_resizing_once_equals_resampling_in_every_call(version: SwinV1 | SwinV2, rule: WindowRule) -> None:
+    model = perturbed(dataclasses.replace(TINY, version=version, window_rule=rule))
+    images = torch.randn(1, 3, 20, 41)  # the windows of the last stage shrink
+    resized = model.resized((20, 41))
+    assert torch.equal(model(images), resized(images))
+    assert {name: value.shape for name, value in resized.state_dict().items()} == {
+        name: value.shape for name, value in build(resized.config).state_dict().items()
+    }
+
+
+def test_offsets_index_the_table_by_row_and_column() -> None:
+    offsets = pair_offsets((2, 3), torch.device("cpu"))
+    assert offsets[0, 0] == offsets[5, 5] == 1 * 5 + 2  # (dy, dx) = (0, 0)
+    assert offsets[5, 0] == 2 * 5 + 4
+    assert offsets[0, 5] == 0
+
+
+def test_recomputed_blocks_have_the_same_gradients() -> None:
+    model = perturbed(TINY).train()
+    images = torch.randn(2, 3, 32, 32)
+
+    def gradients() -> list[Tensor]:
+        return list(torch.autograd.grad(model(images).square().sum(), list(model.parameters())))
+
+    before = gradients()
+    model.recompute_blocks()
+    for a, b in zip(before, gradients(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_half_precision_runs_with_masks_and_padding() -> None:
+    for version in VERSIONS:
+        model = perturbed(dataclasses.replace(TINY, version=version)).bfloat16()
+        assert model(torch.randn(1, 3, 50, 70).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stage_heads", (2, 5)),
+        ("stage_heads", (2,)),
+        ("depths", ()),
+        ("window", (0, 7)),
+        ("version", SwinV2(pretrained_windows=(7,))),
+    ],
+)
+def test_invalid_fields_are_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        dataclasses.replace(TINY, **{field: value})

@@ -1,0 +1,494 @@
+"""Swin Transformer (arXiv 2103.14030) and Swin Transformer V2 (arXiv 2111.09883): attention in shifted windows.
+
+The patches of an image form a grid. Each block cuts the grid into windows, and patches attend to the patches of their
+window. In every second block of a stage, the windows are shifted by half their size, so that information crosses their
+borders. Between two stages, each 2 x 2 patches are merged into one of twice the width. There are no prefix tokens.
+
+Interface for explanations, in addition to `Model`; a layer is a block, counted from 0 over all stages:
+
+- `model.attention(images, layers)` returns a `WindowAttention` per layer: `weights` [b, windows, heads, t, t], equal to
+  the weights that the forward pass uses, and `windows`, whose `token_indices()` [windows, t] places them: each entry is
+  the index of a token on the layer's grid `windows.grid` (row by row), or -1 for padding.
+- `model.walk(images)` yields a `Step` per layer: its input `before` and output `after`. Where a stage starts, `before`
+  is the output of `model.stages[stage].merge`, whose token (y, x) has the inputs (2y, 2x), (2y + 1, 2x), (2y, 2x + 1)
+  and (2y + 1, 2x + 1), in this order, with zeros beyond the edge.
+- `model.explicit_step(layer, tokens, grid)` computes one layer from the output of the layer before it, including the
+  merge, and returns the weights, the output and its grid. Gradients of the output reach the weights.
+
+b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; t: tokens in a window; d: width.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitreous.common.checks import Size
+from vitreous.model.attention import AttentionTerms, SelfAttention
+from vitreous.model.block import GeluMlp, StochasticDepth
+from vitreous.model.init import small_
+from vitreous.model.inputs import check_images, check_matches
+from vitreous.model.options import Interpolation
+from vitreous.model.patch import PatchEmbedding
+from vitreous.model.position import resample
+from vitreous.model.protocol import Model
+from vitreous.model.swin_config import SwinConfig, WindowRule, fit_windows
+from vitreous.model.tokens import Features
+
+# ---- Windows ---------------------------------------------------------------------------------------------------------
+
+
+class Windows(NamedTuple):
+    """Division of a grid of tokens into windows, row by row, after a cyclic shift to the top left."""
+
+    grid: Size
+    size: Size
+    shift: Size = (0, 0)
+    shift_first: bool = False  # True: shift, then pad (timm); False: pad, then shift
+
+    @property
+    def padding(self) -> Size:
+        """Rows and columns added at the bottom and right, so that windows fill the grid."""
+        return (-self.grid[0] % self.size[0], -self.grid[1] % self.size[1])
+
+    @property
+    def counts(self) -> Size:
+        """Rows and columns of windows."""
+        return (-(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1]))
+
+    def split(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "bw t d"]:
+        """Cut the tokens into windows, one image after the other."""
+        x = tokens.reshape(tokens.shape[0], *self.grid, tokens.shape[2])
+        x = self._pad(self._shift(x)) if self.shift_first else self._shift(self._pad(x))
+        return self._cut(x)
+
+    def join(self, windows: Float[Tensor, "bw t d"]) -> Float[Tensor, "b n d"]:
+        """Assemble the tokens from windows: the inverse of `split`."""
+        (rows, columns), (gh, gw) = self.counts, self.grid
+        x = windows.reshape(-1, rows, columns, *self.size, windows.shape[-1])
+        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        x = self._shift(x[:, :gh, :gw], back=True) if self.shift_first else self._shift(x, back=True)[:, :gh, :gw]
+        return x.flatten(1, 2)
+
+    def separated(self, device: torch.device) -> Bool[Tensor, "windows t t"] | None:
+        """Return which pairs of tokens must not attend to each other: those that only the cyclic shift made neighbours.
+
+        Return None if the windows are not shifted.
+        """
+        if self.shift == (0, 0):
+            return None
+        rows, columns = (self._regions(axis, device) for axis in (0, 1))
+        regions = self._cut((3 * rows[:, None] + columns)[None, ..., None])[..., 0]
+        return regions[:, :, None] != regions[:, None, :]
+
+    def token_indices(self) -> Int[Tensor, "windows t"]:
+        """Return the index on the grid of each token of each window, or -1 for padding."""
+        numbers = torch.arange(1, 1 + math.prod(self.grid))[None, :, None]
+        return self.split(numbers.double())[..., 0].long() - 1
+
+    def _regions(self, axis: int, device: torch.device) -> Int[Tensor, " side"]:
+        """Number the parts of a side that the cyclic shift has made neighbours, as in the original code."""
+        side = self.counts[axis] * self.size[axis]
+        place = torch.arange(side, device=device)
+        return (place >= side - self.size[axis]).long() + (place >= side - self.shift[axis])
+
+    def _pad(self, x: Tensor) -> Tensor:
+        bottom, right = self.padding
+        return F.pad(x, (0, 0, 0, right, 0, bottom)) if bottom or right else x
+
+    def _shift(self, x: Tensor, back: bool = False) -> Tensor:
+        if self.shift == (0, 0):
+            return x
+        return x.roll(self.shift if back else (-self.shift[0], -self.shift[1]), dims=(1, 2))
+
+    def _cut(self, x: Tensor) -> Tensor:
+        (rows, columns), (wh, ww) = self.counts, self.size
+        x = x.reshape(x.shape[0], rows, wh, columns, ww, x.shape[-1]).transpose(2, 3)
+        return x.reshape(-1, wh * ww, x.shape[-1])
+
+
+class WindowAttention(NamedTuple):
+    """Attention weights of a layer in each window. Rows are queries and sum to 1."""
+
+    weights: Float[Tensor, "b windows heads t t"]
+    windows: Windows
+
+
+class WindowTerms(NamedTuple):
+    """Windows of a block, and tensors that all blocks with these windows share."""
+
+    windows: Windows
+    offsets: Int[Tensor, "t t"]  # index of each pair of tokens in the table of relative positions
+    separated: Tensor | None  # [windows, t, t]: see `Windows.separated`
+
+
+def pair_offsets(size: Size, device: torch.device) -> Int[Tensor, "t t"]:
+    """Return, for each pair of tokens in a window, the index of its offset in a flat (2h - 1) x (2w - 1) table."""
+    (wh, ww), place = size, torch.arange(math.prod(size), device=device)
+    y, x = place // ww, place % ww
+    return (y[:, None] - y + wh - 1) * (2 * ww - 1) + (x[:, None] - x + ww - 1)
+
+
+# ---- Relative positions ----------------------------------------------------------------------------------------------
+
+
+class BiasTable(nn.Module):
+    """Swin V1: one learned bias per head for each offset (dy, dx) in a window."""
+
+    def __init__(self, num_heads: int, window: Size, interpolation: Interpolation):
+        super().__init__()
+        self.interpolation = interpolation
+        self.table = nn.Parameter(small_(torch.empty(2 * window[0] - 1, 2 * window[1] - 1, num_heads)))
+
+    def forward(self, window: Size) -> Float[Tensor, "offsets heads"]:
+        return self._at(self.table, window).flatten(0, 1)
+
+    def resize(self, window: Size) -> None:
+        table = self._at(self.table.detach(), window).clone(memory_format=torch.contiguous_format)
+        self.table = nn.Parameter(table, requires_grad=self.table.requires_grad)
+
+    def _at(self, table: Tensor, window: Size) -> Tensor:
+        return resample(table, (2 * window[0] - 1, 2 * window[1] - 1), self.interpolation)
+
+
+class BiasMlp(nn.Module):
+    """Swin V2: a bias per head, computed by an MLP from the logarithm of the offset (equations 3 and 4)."""
+
+    def __init__(self, num_heads: int, pretrained_window: int = 0, hidden: int = 512):
+        super().__init__()
+        self.pretrained_window = pretrained_window
+        self.up, self.down = nn.Linear(2, hidden), nn.Linear(hidden, num_heads, bias=False)
+
+    def forward(self, window: Size) -> Float[Tensor, "offsets heads"]:
+        weight = self.up.weight
+        sides = [self._coordinates(side, weight.device) for side in window]
+        offsets = torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1).flatten(0, 1)
+        return 16 * self.down(self.up(offsets.to(weight.dtype)).relu()).sigmoid()
+
+    def resize(self, window: Size) -> None:
+        """Nothing is stored for a window size."""
+
+    def _coordinates(self, side: int, device: torch.device) -> Float[Tensor, " offsets"]:
+        offsets = torch.arange(1 - side, side, device=device, dtype=torch.float32)
+        offsets = 8 * offsets / max((self.pretrained_window or side) - 1, 1)
+        return offsets.sign() * (offsets.abs() + 1).log2() / 3
+
+
+# ---- Blocks ----------------------------------------------------------------------------------------------------------
+
+MASKED = -100.0  # added to the logits of separated tokens, as in the original code
+
+
+class WindowSelfAttention(SelfAttention):
+    """Self-attention in windows [windows, t, d], with a bias for each offset."""
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        position: BiasTable | BiasMlp,
+        qkv_bias: bool = True,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+    ):
+        super().__init__(
+            width,
+            num_heads,
+            qkv_bias=qkv_bias,
+            attention_dropout=attention_dropout,
+            output_dropout=output_dropout,
+        )
+        self.position = position
+
+    def terms(self, terms: WindowTerms, batch: int) -> AttentionTerms:
+        """Compute the bias of all windows of a batch. It is the same in all windows, except those with a mask."""
+        bias = self.position(terms.windows.size)[terms.offsets].permute(2, 0, 1)
+        if terms.separated is None:
+            return AttentionTerms(bias=bias)
+        return AttentionTerms(bias=torch.where(terms.separated[:, None], bias + MASKED, bias).repeat(batch, 1, 1, 1))
+
+
+class CosineSelfAttention(WindowSelfAttention):
+    """Swin V2: the logits are cosines of queries and keys, times a learned factor per head of at most 100."""
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        position: BiasTable | BiasMlp,
+        qkv_bias: bool = True,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+    ):
+        super().__init__(width, num_heads, position, qkv_bias, attention_dropout, output_dropout)
+        self.k = nn.Linear(width, width, bias=False)
+        self.scale = 1.0
+        self.logit_scale = nn.Parameter(torch.full((num_heads,), math.log(10)))
+
+    def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().queries_keys_values(tokens, terms)
+        factor = self.logit_scale.clamp(max=math.log(100)).exp()[:, None, None]
+        return (F.normalize(q, dim=-1) * factor).to(v.dtype), F.normalize(k, dim=-1).to(v.dtype), v
+
+
+class SwinBlock(nn.Module):
+    """Attention in windows and an MLP, each with a residual connection and a norm: before it (V1) or after it (V2)."""
+
+    def __init__(
+        self,
+        attention: WindowSelfAttention,
+        mlp: GeluMlp,
+        width: int,
+        norm_eps: float,
+        post_norm: bool,
+        stochastic_depth: float = 0.0,
+    ):
+        super().__init__()
+        self.post_norm = post_norm
+        self.attention_norm, self.attention = nn.LayerNorm(width, norm_eps), attention
+        self.mlp_norm, self.mlp = nn.LayerNorm(width, norm_eps), mlp
+        self.stochastic_depth = StochasticDepth(stochastic_depth)
+        if post_norm:  # blocks start as the identity
+            nn.init.zeros_(self.attention_norm.weight)
+            nn.init.zeros_(self.mlp_norm.weight)
+
+    def forward(self, tokens: Float[Tensor, "b n d"], terms: WindowTerms) -> Float[Tensor, "b n d"]:
+        inputs, bias = self._windows(tokens, terms)
+        return self._add(tokens, terms.windows.join(self.attention(inputs, bias)))
+
+    def with_weights(
+        self, tokens: Float[Tensor, "b n d"], weights: Float[Tensor, "b windows heads t t"], terms: WindowTerms
+    ) -> Float[Tensor, "b n d"]:
+        """Compute the output of `forward` from given attention weights."""
+        inputs, bias = self._windows(tokens, terms)
+        return self._add(tokens, terms.windows.join(self.attention.gather(inputs, weights.flatten(0, 1), bias)))
+
+    def attention_weights(
+        self, tokens: Float[Tensor, "b n d"], terms: WindowTerms
+    ) -> Float[Tensor, "b windows heads t t"]:
+        """Return the attention weights that `forward` uses for these tokens."""
+        weights = self.attention.weights(*self._windows(tokens, terms))
+        return weights.reshape(tokens.shape[0], -1, *weights.shape[1:])
+
+    def _windows(self, tokens: Tensor, terms: WindowTerms) -> tuple[Tensor, AttentionTerms]:
+        inputs = tokens if self.post_norm else self.attention_norm(tokens)
+        return terms.windows.split(inputs), self.attention.terms(terms, tokens.shape[0])
+
+    def _add(self, tokens: Tensor, attended: Tensor) -> Tensor:
+        """Add the output of the attention and the MLP to the tokens."""
+        if self.post_norm:
+            tokens = tokens + self.stochastic_depth(self.attention_norm(attended))
+            return tokens + self.stochastic_depth(self.mlp_norm(self.mlp(tokens)))
+        tokens = tokens + self.stochastic_depth(attended)
+        return tokens + self.stochastic_depth(self.mlp(self.mlp_norm(tokens)))
+
+
+class PatchMerging(nn.Module):
+    """Concatenates the tokens of each 2 x 2 patches and projects them to twice the width. V2 normalises after it."""
+
+    def __init__(self, width: int, norm_eps: float, post_norm: bool):
+        super().__init__()
+        self.post_norm = post_norm
+        self.norm = nn.LayerNorm(2 * width if post_norm else 4 * width, norm_eps)
+        self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
+
+    def forward(self, tokens: Float[Tensor, "b n d"], grid: Size) -> tuple[Float[Tensor, "b m e"], Size]:
+        (b, _, d), (gh, gw) = tokens.shape, grid
+        rows, columns = -(-gh // 2), -(-gw // 2)
+        x = F.pad(tokens.reshape(b, gh, gw, d), (0, 0, 0, gw % 2, 0, gh % 2))
+        x = x.reshape(b, rows, 2, columns, 2, d).permute(0, 1, 3, 4, 2, 5)  # in each square, column by column
+        x = x.reshape(b, rows * columns, 4 * d)
+        x = self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
+        return x, (rows, columns)
+
+
+class Stage(nn.Module):
+    """Blocks at one resolution, after a merge of patches unless it is the first stage."""
+
+    def __init__(self, merge: PatchMerging | None, blocks: Sequence[SwinBlock], window: Size, rule: WindowRule):
+        super().__init__()
+        self.merge, self.blocks = merge, nn.ModuleList(blocks)
+        self.window, self.rule = window, rule
+        self.recompute = False  # activation checkpointing: recompute blocks in the backward pass
+
+    def forward(self, tokens: Float[Tensor, "b n d"], grid: Size) -> tuple[Float[Tensor, "b m e"], Size]:
+        tokens, grid = self.merged(tokens, grid)
+        terms = self.terms(grid, tokens.device)
+        for number in range(len(self.blocks)):
+            tokens = self.step(number, tokens, terms)
+        return tokens, grid
+
+    def merged(self, tokens: Float[Tensor, "b n d"], grid: Size) -> tuple[Float[Tensor, "b m e"], Size]:
+        """Return the input of the first block and its grid."""
+        return (tokens, grid) if self.merge is None else self.merge(tokens, grid)
+
+    def terms(self, grid: Size, device: torch.device) -> tuple[WindowTerms, WindowTerms]:
+        """Return the windows of even and odd blocks. They are computed once for all blocks of the stage."""
+        size, shift = fit_windows(grid, self.window, self.rule)
+        offsets, shifted = pair_offsets(size, device), Windows(grid, size, shift, shift_first=self.rule == "timm")
+        plain = shifted._replace(shift=(0, 0))
+        return WindowTerms(plain, offsets, None), WindowTerms(shifted, offsets, shifted.separated(device))
+
+    def step(self, number: int, tokens: Float[Tensor, "b n d"], terms: Sequence[WindowTerms]) -> Float[Tensor, "b n d"]:
+        block = self.blocks[number]
+        if self.recompute and self.training:
+            return checkpoint(block, tokens, terms[number % 2], use_reentrant=False)
+        return block(tokens, terms[number % 2])
+
+
+# ---- Model -----------------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """Tokens before and after a layer, and its windows. All are on `terms.windows.grid`."""
+
+    layer: int
+    stage: int
+    before: Float[Tensor, "b n d"]
+    after: Float[Tensor, "b n d"]
+    terms: WindowTerms
+
+
+class Swin(Model):
+    """Swin Transformer, assembled from the modules that `build` passes in.
+
+    >>> from vitreous.model.build import build
+    >>> build(SwinConfig(num_classes=10)).eval().features(torch.zeros(1, 3, 224, 300)).grid
+    (7, 10)
+    """
+
+    def __init__(
+        self, config: SwinConfig, patches: PatchEmbedding, stages: Sequence[Stage], norm: nn.Module, head: nn.Module
+    ):
+        super().__init__()
+        self.config: SwinConfig = config
+        self.patches, self.patch_norm = patches, nn.LayerNorm(config.width, config.norm_eps)
+        self.embedding_dropout = nn.Dropout(config.dropout.embedding)
+        self.stages = nn.ModuleList(stages)
+        self.norm, self.head = norm, head
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        return self.classify(self.features(images))
+
+    def features(self, images: Float[Tensor, "b c h w"]) -> Features:
+        """Return the tokens of the last stage after the final norm."""
+        tokens, grid = self.embed(images)
+        for stage in self.stages:
+            tokens, grid = stage(tokens, grid)
+        return _features(self.norm(tokens), grid)
+
+    def embed(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Size]:
+        """Cut the images into patches and project them. Images are zero-padded to whole patches."""
+        check_images(images, self.config.channels)
+        try:
+            patches, grid = self.patches(images)
+        except RuntimeError:
+            check_matches(images, self.patches.projection.weight)
+            raise
+        return self.embedding_dropout(self.patch_norm(patches)), grid
+
+    # ---- Parts ----
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return [stage.blocks[number] for stage, number in self._places]
+
+    @property
+    def embedding(self) -> Sequence[nn.Module]:
+        return (self.patches, self.patch_norm)
+
+    def recompute_blocks(self) -> None:
+        for stage in self._stages:
+            stage.recompute = True
+
+    # ---- Attention and intermediate features ----
+
+    def walk(self, images: Float[Tensor, "b c h w"], layers: int | None = None) -> Iterator[Step]:
+        """Yield the tokens before and after each of the first `layers` layers (default: all layers)."""
+        (tokens, grid), layer = self.embed(images), 0
+        for number, stage in enumerate(self._stages):
+            if layer == layers:
+                return
+            tokens, grid = stage.merged(tokens, grid)
+            terms = stage.terms(grid, tokens.device)
+            for block in range(len(stage.blocks)):
+                if layer == layers:
+                    return
+                after = stage.step(block, tokens, terms)
+                yield Step(layer, number, tokens, after, terms[block % 2])
+                tokens, layer = after, layer + 1
+
+    def attention(self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None) -> list[WindowAttention]:
+        """Return the attention weights of `layers` (default: all layers)."""
+        wanted = self._layers(layers)
+        maps: dict[int, WindowAttention] = {}
+        for step in self.walk(images, max(wanted, default=-1) + 1):
+            if step.layer in wanted:
+                weights = cast(SwinBlock, self.blocks[step.layer]).attention_weights(step.before, step.terms)
+                maps[step.layer] = WindowAttention(weights, step.terms.windows)
+        return [maps[layer] for layer in wanted]
+
+    def explicit_step(
+        self, layer: int, tokens: Float[Tensor, "b n d"], grid: Size
+    ) -> tuple[WindowAttention, Float[Tensor, "b m e"], Size]:
+        """Compute a layer from the output of the layer before it (for layer 0, of `embed`) and its grid.
+
+        Return the attention weights, the output and its grid. Gradients of the output reach the weights.
+        """
+        stage, number = self._places[layer]
+        if number == 0:
+            tokens, grid = stage.merged(tokens, grid)
+        block, terms = cast(SwinBlock, stage.blocks[number]), stage.terms(grid, tokens.device)[number % 2]
+        weights = block.attention_weights(tokens, terms)
+        return WindowAttention(weights, terms.windows), block.with_weights(tokens, weights, terms), grid
+
+    def intermediate(
+        self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None, norm: bool = True
+    ) -> list[Features]:
+        """Return the features after each of `layers` (default: all layers).
+
+        If `norm`, apply the final norm to the layers of the last stage; it does not fit the width of the others.
+        """
+        wanted, last = self._layers(layers), len(self.stages) - 1
+        found: dict[int, Features] = {}
+        for step in self.walk(images, max(wanted, default=-1) + 1):
+            if step.layer in wanted:
+                after = self.norm(step.after) if norm and step.stage == last else step.after
+                found[step.layer] = _features(after, step.terms.windows.grid)
+        return [found[layer] for layer in wanted]
+
+    def stage_outputs(self, images: Float[Tensor, "b c h w"]) -> Iterator[tuple[str, Tensor]]:
+        yield "patches", self.embed(images)[0]
+        for step in self.walk(images):
+            yield f"block {step.layer}", step.after
+        features = self.features(images)
+        yield "features", features.patches
+        yield "logits" if self.config.num_classes else "pooled", self.classify(features)
+
+    # ---- Another image size ----
+
+    def resized(self, image_size: int | Size) -> "Swin":
+        """Return a copy of the model for another image size, with tables resampled once instead of in every call."""
+        model = super().resized(image_size)
+        for stage, window in zip(model._stages, model.config.stage_windows, strict=True):
+            for block in stage.blocks:
+                cast(SwinBlock, block).attention.position.resize(window)
+        return model
+
+    @property
+    def _stages(self) -> list[Stage]:
+        return [cast(Stage, stage) for stage in self.stages]
+
+    @property
+    def _places(self) -> list[tuple[Stage, int]]:
+        """Stage of each layer, and its number in the stage."""
+        return [(stage, number) for stage in self._stages for number in range(len(stage.blocks))]
+
+
+def _features(tokens: Float[Tensor, "b n d"], grid: Size) -> Features:
+    return Features(tokens[:, :0], tokens, grid)
