@@ -35,7 +35,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "distillation": {"distillation_token": True, "registers": 2},
     "SwiGLU, LayerScale, QK norm": {"mlp": options.SwiGlu(), "layer_scale": 0.1, "qk_norm": True},
     "linear patches with norms": {"patch_method": "linear", "patch_norm": True},
+    "CLIP": {"pre_norm": True, "patch_bias": False, "mlp": options.Gelu("quick"), "projection": 12},
     "padded": {"pad": True},
+    "truncated": {"patch_size": (7, 7), "truncate": True},
     "stem": {"stem": options.ResNetStem((1, 1), 32), "patch_size": (1, 1)},
     "stem without stages": {"stem": options.ResNetStem((), 32), "patch_size": (2, 2)},
 }

@@ -17,6 +17,8 @@ FAMILIES = {
     "DeiT-III-B/16": THIN,
     "DINOv2-S/14": THIN,
     "DINOv2-g/14-reg": THIN,
+    "CLIP-B/32": THIN,
+    "SigLIP-B/16": THIN,
     "BiT-R50x1": {"stages": (1, 1), "width": 32},
 }
 SIZES = {"ViT-Lite-7/4": (32, 32), "DINOv2-S/14": (56, 56), "DINOv2-g/14-reg": (56, 56)}
@@ -32,6 +34,7 @@ def _nothing_compiled_yet() -> None:
 
 
 def family(name: str) -> str:
+    name = name.replace("OpenCLIP", "CLIP").replace("SigLIP2", "SigLIP")  # the same modules
     return name.replace("+", "-").split("-")[0] + "-III" * ("III" in name) + "-distilled" * ("distilled" in name)
 
 

@@ -38,6 +38,16 @@ def test_padding_is_zeros_on_the_right_and_bottom(method: str) -> None:
     torch.testing.assert_close(patches, expected)
 
 
+@pytest.mark.parametrize("method", ["conv", "linear"])
+def test_truncation_ignores_pixels_that_do_not_fill_a_patch(method: str) -> None:
+    truncated = PatchEmbedding(3, 8, (4, 4), method=method, truncate=True, bias=False)
+    images = torch.randn(2, 3, 9, 14)
+    (patches, grid), (expected, _) = truncated(images), truncated(images[:, :, :8, :12])
+    assert grid == (2, 3)
+    torch.testing.assert_close(patches, expected)
+    assert not truncated(torch.zeros_like(images))[0].any()  # no bias
+
+
 @pytest.mark.parametrize(("method", "norm_eps"), [("conv", None), ("linear", None), ("linear", 1e-5)])
 def test_subset_equals_selected_patches(method: str, norm_eps: float | None) -> None:
     embedding = PatchEmbedding(3, 8, (4, 4), method=method, pad=True, norm_eps=norm_eps)

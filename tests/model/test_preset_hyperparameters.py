@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from vitreous.model.config import ResNetConfig, ViTConfig
-from vitreous.model.options import ClassToken, Gelu, Learned1d, ResNetStem
+from vitreous.model.options import AttentionPool, ClassToken, Gelu, Learned1d, PoolConfig, ResNetStem
 from vitreous.model.presets import preset
 
 
@@ -26,6 +26,10 @@ class Hyperparameters(NamedTuple):
     classes: int = 1000
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
+    class_token: bool = True
+    pool: PoolConfig = ClassToken()
+    pre_norm: bool = False  # and no bias of the patch projection
+    embedding: int | None = None
 
 
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -33,6 +37,10 @@ DEIT = {"gelu": "erf", "positions": "huggingface"} | IMAGENET
 DEIT3 = {"gelu": "erf", "positions": "timm", "entries": False, "layer_scale": 1e-4} | IMAGENET
 DINOV2 = {"gelu": "erf", "positions": "dinov2", "layer_scale": 1e-5, "side": 518, "classes": 0} | IMAGENET
 REGISTERS = DINOV2 | {"positions": "dinov2-registers", "registers": 4}
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CLIP = {"gelu": "quick", "eps": 1e-5, "positions": "timm", "pre_norm": True, "mean": MEAN, "std": STD, "classes": 0}
+OPEN_CLIP = CLIP | {"gelu": "erf"}
+SIGLIP = {"class_token": False, "pool": AttentionPool(), "classes": 0}
 NUMBERS = {
     "ViT-Ti/16": Hyperparameters(192, 12, 3, 768, 16),
     "ViT-S/32": Hyperparameters(384, 12, 6, 1536, 32),
@@ -54,6 +62,14 @@ NUMBERS = {
     "DINOv2-L/14-reg": Hyperparameters(1024, 24, 16, 4096, 14, **REGISTERS),
     "DINOv2-g/14": Hyperparameters(1536, 40, 24, 4096, 14, **DINOV2 | {"gelu": "swiglu"}),
     "DINOv2-g/14-reg": Hyperparameters(1536, 40, 24, 4096, 14, **REGISTERS | {"gelu": "swiglu"}),
+    "CLIP-B/32": Hyperparameters(768, 12, 12, 3072, 32, embedding=512, **CLIP),
+    "CLIP-L/14-336": Hyperparameters(1024, 24, 16, 4096, 14, side=336, embedding=768, **CLIP),
+    "OpenCLIP-H/14": Hyperparameters(1280, 32, 16, 5120, 14, embedding=1024, **OPEN_CLIP),
+    "OpenCLIP-g/14": Hyperparameters(1408, 40, 16, 6144, 14, embedding=1024, **OPEN_CLIP),
+    "OpenCLIP-bigG/14": Hyperparameters(1664, 48, 16, 8192, 14, embedding=1280, **OPEN_CLIP),
+    "SigLIP-B/16-512": Hyperparameters(768, 12, 12, 3072, 16, side=512, **SIGLIP),
+    "SigLIP-So400m/14-384": Hyperparameters(1152, 27, 16, 4304, 14, side=384, **SIGLIP),
+    "SigLIP2-g-opt/16-256": Hyperparameters(1536, 40, 16, 6144, 16, side=256, **SIGLIP),
 }
 
 
@@ -80,11 +96,14 @@ def test_preset_matches_its_paper(name: str) -> None:
         classes=config.num_classes,
         mean=config.preprocessing.mean,
         std=config.preprocessing.std,
+        class_token=config.class_token,
+        pool=config.pool,
+        pre_norm=config.pre_norm,
+        embedding=config.projection,
     )
     assert found == NUMBERS[name]
     assert config.qkv_bias
-    assert (config.class_token, config.qk_norm, config.qk_scale) == (True, False, None)
-    assert config.pool == ClassToken()
+    assert (config.qk_norm, config.qk_scale, config.patch_bias) == (False, None, not config.pre_norm)
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,9 @@ def test_model_outputs_match_the_config(name: str) -> None:
     assert backbone.config == config.backbone
     features, pooled = backbone.features(images), model.pooled(images)
     prefix, patches = features.prefix.shape[1], features.grid[0] * features.grid[1]
-    assert features.prefix.shape == (2, prefix, config.feature_width)
-    assert features.patches.shape == (2, patches, config.feature_width)
+    width = SMALL.width if getattr(config, "projection", None) else config.feature_width
+    assert features.prefix.shape == (2, prefix, width)
+    assert features.patches.shape == (2, patches, width)
     assert config.num_tokens == (prefix + patches if config.has_attention else 0)
     assert features.grid == backbone.config.grid == backbone.config.grid_for((24, 32))
     assert pooled.shape == (2, config.feature_width)

@@ -66,6 +66,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"norm_layer": partial(nn.LayerNorm, eps=1e-3), "global_pool": "avg"},
     ),
     "distilled": ({"distillation_token": True}, {}),
+    "CLIP": (
+        {"pre_norm": True, "patch_bias": False, "norm_eps": 1e-3, "mlp": Gelu("quick")},
+        {"pre_norm": True, "norm_layer": partial(nn.LayerNorm, eps=1e-3), "act_layer": "quick_gelu"},
+    ),
 }
 
 # Slightly wrong configs with the same parameters, which the tolerance must detect.
@@ -74,6 +78,8 @@ MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "GELU in the pooling": ("attention pooling", {"mlp": Gelu("tanh")}),
     "eps": ("eps", {"norm_eps": 1e-6}),
     "eps after the mean": ("eps of the norm after the mean", {"norm_eps": 1e-6}),
+    "quick GELU": ("CLIP", {"mlp": Gelu("erf")}),
+    "eps of the norm before the blocks": ("CLIP", {"norm_eps": 1e-5}),
     "scale": ("class token", {"qk_scale": 12**-0.5 * 1.01}),
     "heads": ("class token", {"num_heads": 6}),
     "order of norm and mean": ("norm, then mean, without the class token", {"pool": GlobalAverage("after")}),
@@ -188,6 +194,7 @@ NAMES = {
     "attn.": "attention.",
     "ls1.gamma": "attention_scale.factor",
     "ls2.gamma": "mlp_scale.factor",
+    "norm_pre.": "pre_norm.",
     "attn_pool.latent": "pool.attention.query",
     "attn_pool.proj": "pool.attention.output",
     "attn_pool.q.": "pool.attention.q.",

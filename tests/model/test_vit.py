@@ -141,6 +141,27 @@ def test_padding_accepts_any_size(small: ViTConfig) -> None:
     torch.testing.assert_close(model(batch), model(whole))
 
 
+def test_projection_gives_the_embedding_and_the_input_of_the_head(small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, projection=6, num_classes=0)).eval()
+    batch = images(small)
+    embedding = model.projection(model.features(batch).prefix[:, 0])
+    assert model.config.feature_width == 6
+    for result in (model(batch), model.pooled(batch), *model.logits_and_pooled(batch)):
+        torch.testing.assert_close(result, embedding)
+    model.replace_head(3)
+    torch.testing.assert_close(model.pooled(batch), embedding)
+    torch.testing.assert_close(model(batch), model.head(embedding))
+
+
+def test_norm_before_the_blocks_is_part_of_the_embedding(small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, pre_norm=True)).eval()
+    batch = images(small)
+    tokens, layout = model.embed(*model.patchify(batch))
+    torch.testing.assert_close(tokens.mean(dim=-1), torch.zeros(tokens.shape[:2]), atol=1e-5, rtol=0)
+    assert torch.equal(model.classify(model.encode(tokens, layout)), model(batch))
+    assert model.pre_norm in model.embedding  # for layer-wise learning rates
+
+
 def test_modules_can_be_replaced(small: ViTConfig) -> None:
     """Replace one module of a model."""
     model = build_vit(dataclasses.replace(small, pool=AttentionPool())).eval()

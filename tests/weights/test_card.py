@@ -82,7 +82,7 @@ def test_every_preset_is_recognised(name: str) -> None:
     config = dataclasses.replace(preset, num_classes=3, labels=("a", "b", "c"))
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, dropout=Dropout(hidden=0.1), stochastic_depth=0.1)
-    assert title(config) == name
+    assert title(config) in [other for other in PRESETS if PRESETS[other] == preset]  # SigLIP 2 equals SigLIP
 
 
 def test_other_shapes_are_summarised(small: ViTConfig) -> None:

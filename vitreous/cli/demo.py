@@ -78,7 +78,7 @@ def steps_table(model: "ViT", images: "Tensor") -> Table:
         tokens, layout = model.embed(patches, grid)
         features = model.encode(tokens, layout)
         maps = model.attention(images)
-        pooled, logits = model.pool(features), model.classify(features)
+        pooled, logits = model.pool_features(features), model.classify(features)
     steps = [
         ("x", images, "the image: batch, channels, height, width"),
         ("x_p E", patches, f"{grid[0]} x {grid[1]} patches, each projected to width {patches.shape[-1]}"),

@@ -71,7 +71,9 @@ def _print_presets(as_json: bool) -> None:
     if as_json:
         print(json_module.dumps({name: to_dict(config) for name, config in PRESETS.items()}, indent=2))
         return
-    table = Table("name", "image", "patch", "width", "layers", "heads", box=None, title="presets", title_justify="left")
+    table = Table(
+        "name", "image", "patch", "features", "layers", "heads", box=None, title="presets", title_justify="left"
+    )
     for name, config in PRESETS.items():
         row = [config.image_size[0], config.patch_stride[0], config.feature_width, config.num_layers]
         table.add_row(name, *map(str, row), str(config.num_heads or "-"))

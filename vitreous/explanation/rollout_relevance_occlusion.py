@@ -154,7 +154,7 @@ def _output_relevance(
     weights = pool.weights(features)
     if not weights.requires_grad:
         weights.requires_grad_()
-    score = _score(model, model.head(pool.with_weights(features, weights)), target)
+    score = _score(model, model.head(model.projection(pool.with_weights(features, weights))), target)
     slope, gradient = torch.autograd.grad(score, (weights, last))
     return _positive(slope, weights), gradient
 

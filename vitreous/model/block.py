@@ -3,8 +3,6 @@
 b: batch; t: tokens; d: width.
 """
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -12,15 +10,25 @@ from torch import Tensor, nn
 
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.init import xavier_
+from vitreous.model.options import GeluApproximation
+
+TORCH_NAMES = {"erf": "none", "tanh": "tanh"}  # `approximate` of torch's GELU
+
+
+class QuickGelu(nn.Module):
+    """CLIP's approximation of GELU."""
+
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return x * torch.sigmoid(1.702 * x)
 
 
 class GeluMlp(nn.Module):
     """Two linear layers with GELU between them."""
 
-    def __init__(self, width: int, mlp_width: int, approximation: Literal["erf", "tanh"], dropout: float = 0.0):
+    def __init__(self, width: int, mlp_width: int, approximation: GeluApproximation, dropout: float = 0.0):
         super().__init__()
         self.up = xavier_(nn.Linear(width, mlp_width))
-        self.activation = nn.GELU("tanh" if approximation == "tanh" else "none")
+        self.activation = QuickGelu() if approximation == "quick" else nn.GELU(TORCH_NAMES[approximation])
         self.dropout = nn.Dropout(dropout)
         self.down = xavier_(nn.Linear(mlp_width, width))
 

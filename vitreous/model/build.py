@@ -76,13 +76,21 @@ def build_vit(config: ViTConfig) -> ViT:
             config.patch_method,
             config.pad,
             norm_eps=config.norm_eps if config.patch_norm else None,
+            bias=config.patch_bias,
+            truncate=config.truncate,
         ),
         prefix=PrefixTokens(config.width, config.class_token, config.distillation_token, config.registers),
         position=build_position(config),
+        pre_norm=nn.LayerNorm(config.width, config.norm_eps) if config.pre_norm else nn.Identity(),
         encoder=Encoder([build_block(config, layer) for layer in range(config.depth)]),
         norm=nn.Identity() if norm_after_mean else nn.LayerNorm(config.width, config.norm_eps),
         pool=build_pool(config),
-        head=build_head(config.head, config.width, config.num_classes, config.norm_eps),
+        projection=(
+            nn.Identity()
+            if config.projection is None
+            else xavier_(nn.Linear(config.width, config.projection, bias=False))
+        ),
+        head=build_head(config.head, config.feature_width, config.num_classes, config.norm_eps),
         distillation_head=(
             build_head(config.head, config.width, config.num_classes, config.norm_eps)
             if config.distillation_token

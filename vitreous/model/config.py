@@ -83,7 +83,9 @@ class ViTConfig(ModelConfig):
     patch_size: Size = (16, 16)
     patch_method: Literal["conv", "linear"] = "conv"
     patch_norm: bool = False  # LayerNorm before and after the patch projection (vit-pytorch)
+    patch_bias: bool = True  # bias of the patch projection; CLIP has none
     pad: bool = False  # zero-pad images, right and bottom, to a multiple of the patch size
+    truncate: bool = False  # ignore pixels, right and bottom, that do not fill a patch (SigLIP with 384 pixels)
 
     # Tokens
     class_token: bool = True
@@ -92,6 +94,7 @@ class ViTConfig(ModelConfig):
     position: PositionConfig = Learned1d()
 
     # Encoder
+    pre_norm: bool = False  # LayerNorm of the tokens before the first block (CLIP)
     width: int = 768
     depth: int = 12
     num_heads: int = 12
@@ -111,6 +114,7 @@ class ViTConfig(ModelConfig):
 
     # Output
     pool: PoolConfig = ClassToken()
+    projection: int | None = None  # width of a linear layer after the pooling (CLIP's image embedding); None: no layer
     num_classes: int = 1000  # 0: no classifier; the model returns the pooled features
     head: HeadConfig = LinearHead()
     labels: tuple[str, ...] = ()
@@ -133,7 +137,7 @@ class ViTConfig(ModelConfig):
 
     @property
     def feature_width(self) -> int:
-        return self.width
+        return self.projection or self.width
 
     @property
     def patch_stride(self) -> Size:
@@ -177,6 +181,8 @@ class ViTConfig(ModelConfig):
         >>> ViTConfig().grid_for((224, 320))
         (14, 20)
         """
+        if self.truncate and all(side >= step for side, step in zip(image_size, self.patch_size, strict=True)):
+            return (image_size[0] // self.patch_size[0], image_size[1] // self.patch_size[1])
         if not self.pad:
             check_tiling(image_size, self.patch_stride, self.stem.stride if self.stem is not None else 1)
         return super().grid_for(image_size)
@@ -197,7 +203,11 @@ class ViTConfig(ModelConfig):
         check_flag("patch_norm", self.patch_norm)
         if self.patch_norm and self.patch_method != "linear":
             fail("patch_method", self.patch_method, "'linear' when patch_norm=True")
+        check_flag("patch_bias", self.patch_bias)
         check_flag("pad", self.pad)
+        check_flag("truncate", self.truncate)
+        if self.truncate and (self.pad or self.stem is not None):
+            fail("truncate", self.truncate, "False if the model pads images or has a stem")
         patches = math.prod(self.grid)
         if patches > MAX_TOKENS:
             fail("image_size", self.image_size, f"small enough for at most {MAX_TOKENS} patches, not {patches}")
@@ -205,6 +215,7 @@ class ViTConfig(ModelConfig):
         self.preprocessing.check_channels(self.channels)
 
     def _check_encoder(self) -> None:
+        check_flag("pre_norm", self.pre_norm)
         check_whole("width", self.width, 1, MAX_WIDTH)
         check_whole("depth", self.depth, 1, MAX_DEPTH)
         check_whole("num_heads", self.num_heads, 1, MAX_WIDTH)
@@ -244,6 +255,10 @@ class ViTConfig(ModelConfig):
             fail("pool", self.pool, "GlobalAverage() or AttentionPool() when class_token=False")
         if self.distillation_token and not isinstance(self.pool, ClassToken):
             fail("pool", self.pool, "ClassToken() when distillation_token=True")
+        if self.projection is not None:
+            check_whole("projection", self.projection, 1, MAX_WIDTH)
+            if self.distillation_token:
+                fail("projection", self.projection, "None when distillation_token=True")
         check_kind("head", self.head, get_args(HeadConfig))
         check_classes(self.num_classes, self.labels)
         check_output(self.output, self.num_classes)
@@ -254,7 +269,7 @@ class ViTConfig(ModelConfig):
         block = 4 * self.width * self.num_heads * self.head_width + 3 * self.width * self.mlp_width
         stem = 0 if self.stem is None else resnet_parameters(self.stem.stages, self.stem.width)
         patch = math.prod(self.patch_size) * (self.channels if self.stem is None else self.stem.width * 32)
-        head = (self.head.width if isinstance(self.head, TanhHead | MlpHead) else self.width) * self.num_classes
+        head = (self.head.width if isinstance(self.head, TanhHead | MlpHead) else self.feature_width) * self.num_classes
         check_budget(stem + self.depth * block + self.width * (patch + math.prod(self.grid)) + head)
 
 

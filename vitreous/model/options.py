@@ -176,14 +176,18 @@ def check_resnet(prefix: str, stages: object, width: int) -> None:
 # ---- Encoder ---------------------------------------------------------------------------------------------------------
 
 
+# "erf" is the exact GELU. The approximations are "tanh" in Google's code and "quick", x sigmoid(1.702 x), in CLIP.
+GeluApproximation = Literal["erf", "tanh", "quick"]
+
+
 @dataclass(frozen=True)
 class Gelu:
-    """MLP with GELU. "erf" is the exact function, and "tanh" is the approximation in Google's code."""
+    """MLP with GELU."""
 
-    approximation: Literal["erf", "tanh"]
+    approximation: GeluApproximation
 
     def __post_init__(self) -> None:
-        check_choice("mlp.approximation", self.approximation, ("erf", "tanh"))
+        check_choice("mlp.approximation", self.approximation, get_args(GeluApproximation))
 
 
 @dataclass(frozen=True)
@@ -382,3 +386,7 @@ class Preprocessing:
 
 
 IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+CLIP = Preprocessing(
+    mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711), crop_fraction=1.0
+)
+SIGLIP = Preprocessing(fit="squash", crop_fraction=1.0, interpolation="bilinear")

@@ -45,10 +45,12 @@ class PatchEmbedding(nn.Module):
         method: Literal["conv", "linear"] = "conv",
         pad: bool = False,
         norm_eps: float | None = None,
+        bias: bool = True,
+        truncate: bool = False,
     ):
         super().__init__()
-        self.patch_size, self.method, self.pad = patch_size, method, pad
-        self.projection = PatchProjection(channels, width, kernel_size=patch_size, stride=patch_size)
+        self.patch_size, self.method, self.pad, self.truncate = patch_size, method, pad, truncate
+        self.projection = PatchProjection(channels, width, kernel_size=patch_size, stride=patch_size, bias=bias)
         lecun_normal_(self.projection)
         pixels = channels * patch_size[0] * patch_size[1]
         self.pixel_norm = nn.Identity() if norm_eps is None else nn.LayerNorm(pixels, norm_eps)
@@ -70,6 +72,9 @@ class PatchEmbedding(nn.Module):
 
     def _fit(self, images: Tensor) -> Tensor:
         size = (images.shape[2], images.shape[3])
+        if self.truncate:
+            (h, w), (ph, pw) = size, self.patch_size
+            return images[:, :, : h - h % ph, : w - w % pw]
         if not self.pad:
             check_tiling(size, self.patch_size)
             return images

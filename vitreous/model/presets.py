@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vitreous.common.checks import BadValue, as_size, suggestion
 from vitreous.model.config import AnyConfig, ResNetConfig, ViTConfig
-from vitreous.model.options import IMAGENET, Gelu, Learned1d, ResNetStem, SwiGlu
+from vitreous.model.options import CLIP, IMAGENET, SIGLIP, AttentionPool, Gelu, Learned1d, ResNetStem, SwiGlu
 
 
 class Shape(NamedTuple):
@@ -27,6 +27,8 @@ SIZES = {
     "g": Shape(1408, 40, 16, 6144),  # Scaling Vision Transformers (arXiv 2106.04560), Table 2
     "G": Shape(1664, 48, 16, 8192),
     "g2": Shape(1536, 40, 24, 4096),  # DINOv2's giant, with SwiGLU (arXiv 2304.07193, Table 17)
+    "So400m": Shape(1152, 27, 16, 4304),  # SoViT-400m (arXiv 2305.13035)
+    "g-opt": Shape(1536, 40, 16, 6144),  # SigLIP 2's giant (arXiv 2502.14786)
     "Lite6": Shape(256, 6, 4, 512),  # ViT-Lite (Compact Transformers, arXiv 2104.05704), for 32-pixel images
     "Lite7": Shape(256, 7, 4, 512),
 }
@@ -49,6 +51,34 @@ PATCHES = {
     "H": (14, 16),
     "g": (14,),
     "G": (14,),
+}
+
+# CLIP and OpenCLIP: size, patch size, image size, and width of the image embedding.
+CLIPS = {
+    "CLIP-B/32": ("B", 32, 224, 512),
+    "CLIP-B/16": ("B", 16, 224, 512),
+    "CLIP-L/14": ("L", 14, 224, 768),
+    "CLIP-L/14-336": ("L", 14, 336, 768),
+    "OpenCLIP-B/32": ("B", 32, 224, 512),
+    "OpenCLIP-B/16": ("B", 16, 224, 512),
+    "OpenCLIP-L/14": ("L", 14, 224, 768),
+    "OpenCLIP-H/14": ("H", 14, 224, 1024),
+    "OpenCLIP-g/14": ("g", 14, 224, 1024),
+    "OpenCLIP-bigG/14": ("G", 14, 224, 1280),
+}
+# SigLIP and SigLIP 2, whose vision towers are equal: patch size and image sizes of the published models.
+SIGLIPS: dict[str, dict[str, dict[int, tuple[int, ...]]]] = {
+    "SigLIP": {
+        "B": {16: (224, 256, 384, 512)},
+        "L": {16: (256, 384)},
+        "So400m": {14: (224, 384), 16: (256,)},
+    },
+    "SigLIP2": {
+        "B": {16: (224, 256, 384, 512), 32: (256,)},
+        "L": {16: (256, 384, 512)},
+        "So400m": {14: (224, 384), 16: (256, 384, 512)},
+        "g-opt": {16: (256, 384)},
+    },
 }
 
 
@@ -88,7 +118,35 @@ def _presets() -> dict[str, AnyConfig]:
     for name, base in (("", dinov2), ("-reg", registers)):
         presets |= {f"DINOv2-{size}/14{name}": _sized(size, 14, base) for size in ("S", "B", "L")}
         presets[f"DINOv2-g/14{name}"] = _sized("g2", 14, dataclasses.replace(base, mlp=SwiGlu()))
+    presets |= _towers(paper)
     presets["BiT-R50x1"] = ResNetConfig()  # the paper's "ResNet (BiT)" baseline, section 4.1
+    return presets
+
+
+def _towers(paper: ViTConfig) -> dict[str, AnyConfig]:
+    """Return the vision towers of models for images and texts. Their output is the image embedding."""
+    clip = dataclasses.replace(
+        paper,
+        patch_bias=False,
+        pre_norm=True,
+        norm_eps=1e-5,
+        position=Learned1d(interpolation="timm"),  # as in OpenCLIP; OpenAI's code has a fixed image size
+        num_classes=0,
+        preprocessing=CLIP,
+    )
+    siglip = dataclasses.replace(paper, class_token=False, pool=AttentionPool(), num_classes=0, preprocessing=SIGLIP)
+    presets: dict[str, AnyConfig] = {}
+    for name, (size, patch, side, embedding) in CLIPS.items():
+        mlp = Gelu("erf" if name.startswith("OpenCLIP") else "quick")
+        tower = dataclasses.replace(clip, image_size=(side, side), projection=embedding, mlp=mlp)
+        presets[name] = _sized(size, patch, tower)
+    for family, sizes in SIGLIPS.items():
+        for size, patches in sizes.items():
+            for patch, sides in patches.items():
+                for side in sides:
+                    tower = dataclasses.replace(siglip, image_size=(side, side), truncate=side % patch > 0)
+                    suffix = "" if side == 224 else f"-{side}"
+                    presets[f"{family}-{size}/{patch}{suffix}"] = _sized(size, patch, tower)
     return presets
 
 
@@ -110,7 +168,7 @@ def preset(name: str) -> AnyConfig:
     return PRESETS[name]
 
 
-FAMILIES = {"vit": "ViT", "deit": "DeiT", "deit3": "DeiT-III"}
+FAMILIES = {"vit": "ViT", "deit": "DeiT", "deit3": "DeiT-III", "siglip": "SigLIP", "siglip2": "SigLIP2"}
 LETTERS = {
     "tiny": "Ti",
     "small": "S",
@@ -120,6 +178,9 @@ LETTERS = {
     "huge": "H",
     "giant": "g",
     "gigantic": "G",
+    "so400m": "So400m",
+    "giantopt": "g-opt",
+    "giant-opt": "g-opt",
 }
 
 
@@ -130,14 +191,21 @@ def _preset_name(name: str) -> str:
     ('ViT-B/16', 'DeiT-Ti/16-distilled')
     >>> _preset_name("vit_small_patch14_reg4_dinov2.lvd142m")
     'DINOv2-S/14-reg'
+    >>> _preset_name("vit_large_patch14_clip_336.openai"), _preset_name("google/siglip2-base-patch16-512")
+    ('CLIP-L/14-336', 'SigLIP2-B/16-512')
     """
-    sizes = "|".join(LETTERS)
-    named = re.search(rf"(vit|deit3?)[-_]({sizes})[-_](distilled[-_])?patch(\d+)", name.lower())
+    name, sizes = name.lower(), "|".join(LETTERS)
+    named = re.search(rf"(vit|deit3?|siglip2?)[-_]({sizes})[-_](distilled[-_])?patch(\d+)(?:.*[-_](\d{{3}})\b)?", name)
     if named is None:
         return ""
-    family, size, distilled, patch = named.groups()
-    if "dinov2" in name.lower():
-        return f"DINOv2-{LETTERS[size]}/{patch}{'-reg' if 'reg' in name.lower() else ''}"
+    family, size, distilled, patch, side = named.groups()
+    suffix = f"-{side}" if side and side != "224" else ""
+    if "siglip" in name:
+        return f"{'SigLIP2' if 'v2' in name or 'siglip2' in name else 'SigLIP'}-{LETTERS[size]}/{patch}{suffix}"
+    if "clip" in name:
+        return f"{'CLIP' if 'openai' in name else 'OpenCLIP'}-{LETTERS[size].replace('G', 'bigG')}/{patch}{suffix}"
+    if "dinov2" in name:
+        return f"DINOv2-{LETTERS[size]}/{patch}{'-reg' if 'reg' in name else ''}"
     return f"{FAMILIES[family]}-{LETTERS[size]}/{patch}{'-distilled' if distilled else ''}"
 
 

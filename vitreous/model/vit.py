@@ -30,9 +30,11 @@ class ViT(Model):
         patches: PatchEmbedding,
         prefix: PrefixTokens,
         position: PositionEmbedding,
+        pre_norm: nn.Module,
         encoder: Encoder,
         norm: nn.Module,
         pool: nn.Module,
+        projection: nn.Module,
         head: nn.Module,
         distillation_head: nn.Module | None = None,
     ):
@@ -40,8 +42,8 @@ class ViT(Model):
         self.config: ViTConfig = config
         self.stem, self.patches = stem, patches
         self.prefix, self.position, self.embedding_dropout = prefix, position, nn.Dropout(config.dropout.embedding)
-        self.encoder, self.norm = encoder, norm
-        self.pool, self.head, self.distillation_head = pool, head, distillation_head
+        self.pre_norm, self.encoder, self.norm = pre_norm, encoder, norm
+        self.pool, self.projection, self.head, self.distillation_head = pool, projection, head, distillation_head
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         return self.classify(self.features(images))
@@ -51,13 +53,14 @@ class ViT(Model):
         return self.encode(*self.embed(*self.patchify(images)))
 
     def pool_features(self, features: Features) -> Float[Tensor, "b d"]:
-        return self.pool(features)
+        """Pool the features into y (equation 4). In CLIP, a projection of y is the image embedding."""
+        return self.projection(self.pool(features))
 
     def logits_and_pooled(
         self, images: Float[Tensor, "b c h w"]
     ) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b d"]]:
         features = self.features(images)
-        return self.classify(features), self.pool(features)
+        return self.classify(features), self.pool_features(features)
 
     def patchify(
         self, images: Float[Tensor, "b c h w"], keep_indices: Int[Tensor, "b n"] | None = None
@@ -77,13 +80,13 @@ class ViT(Model):
     def embed(
         self, patches: Float[Tensor, "b n d"], grid: Size, keep_indices: Int[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b t d"], Layout]:
-        """Compute z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos (equation 1).
+        """Compute z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos (equation 1), which CLIP normalises.
 
         `keep_indices` are the grid indices of a subset of patches.
         """
         layout = Layout(self.prefix.length, grid, keep_indices)
         check_count(patches.shape[1], layout)
-        tokens = self.embedding_dropout(self.position(self.prefix(patches), layout))
+        tokens = self.pre_norm(self.embedding_dropout(self.position(self.prefix(patches), layout)))
         if self.training and self.config.patch_dropout:
             return drop_patches(tokens, layout, self.config.patch_dropout)
         return tokens, layout
@@ -93,9 +96,9 @@ class ViT(Model):
         return self._features(self.norm(self.encoder(tokens, layout, self.position)), layout)
 
     def classify(self, features: Features) -> Float[Tensor, "b classes"]:
-        """Pool the features into y (equation 4), and score each class."""
+        """Pool the features, and score each class."""
         if self.distillation_head is None:
-            return self.head(self.pool(features))
+            return self.head(self.pool_features(features))
         by_label, by_teacher = self.classify_distilled(features)
         return (by_label + by_teacher) / 2
 
@@ -113,10 +116,10 @@ class ViT(Model):
 
     @property
     def embedding(self) -> Sequence[nn.Module]:
-        return (self.stem, self.patches, self.prefix, self.position)
+        return (self.stem, self.patches, self.prefix, self.position, self.pre_norm)
 
     def new_head(self, num_classes: int) -> nn.Module:
-        return build_head(self.config.head, self.config.width, num_classes, self.config.norm_eps)
+        return build_head(self.config.head, self.config.feature_width, num_classes, self.config.norm_eps)
 
     def recompute_blocks(self) -> None:
         self.encoder.recompute = True

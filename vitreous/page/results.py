@@ -221,7 +221,7 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
     projected, _ = model.patches(model.stem(image))
     tokens = model.prefix(projected)
     first, attended = captured.states[0], first_attended(captured)
-    pooled = model.pool(captured.features())
+    pooled = model.pool_features(captured.features())
     sequence = "x_p E"
     if config.num_prefix_tokens:
         sequence = "[x_class; x_p E]" if config.class_token else "[registers; x_p E]"

@@ -18,7 +18,7 @@ from vitreous.model.protocol import ModelConfig
 # Fields that a preset's name does not imply: input and output sizes, regularisation, and dataset properties.
 NOT_NAMED = {
     "image_size", "num_classes", "labels", "output", "preprocessing", "dropout", "stochastic_depth", "patch_dropout",
-    "pad",
+    "pad", "truncate",
 }  # fmt: skip
 SHOWN_LABELS = 20
 
@@ -68,10 +68,11 @@ def title(config: ModelConfig) -> str:
         return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in NOT_NAMED}
 
     backbone = config.backbone
-    for name, preset in PRESETS.items():
-        if type(preset) is type(backbone) and shape(preset) == shape(backbone):
-            return name + config.summary.removeprefix(backbone.summary)
-    return config.summary
+    same = [
+        name for name in PRESETS if type(PRESETS[name]) is type(backbone) and shape(PRESETS[name]) == shape(backbone)
+    ]
+    same.sort(key=lambda name: PRESETS[name].image_size != backbone.image_size)  # stable: the first name of equal ones
+    return same[0] + config.summary.removeprefix(backbone.summary) if same else config.summary
 
 
 def plain(value: object, length: int = 100) -> str:

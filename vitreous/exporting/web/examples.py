@@ -86,7 +86,7 @@ def write_example(model: ViT, labels: Sequence[str], example: Example, folder: P
         "tour": results.tour(captured),
     }
     if model.config.output_kind.classes:
-        pooled = model.pool(captured.features())
+        pooled = model.pool_features(captured.features())
         summary |= results.predictions(model, captured.logits()[0], pooled, labels)
         found["lens"] = results.lens(captured, labels)
         target = summary["predictions"][0]["index"]

@@ -43,7 +43,7 @@ class PageOutputs(nn.Module):
             states.append(after)
         captured = CapturedForward(model, image, tuple(states), layout)
         features = split_tokens(model.norm(torch.cat(states[1:])), layout)  # layers as a batch
-        pooled = model.pool(features)[-1:]
+        pooled = model.pool_features(features)[-1:]
         outputs = {
             "attention": torch.cat(attention),
             "features": torch.cat([features.prefix, features.patches], dim=1),

@@ -35,7 +35,7 @@ def predictions(session: Session) -> dict[str, Any]:
     if not model.config.backbone.output_kind.classes:
         return {"predictions": None, "unknown": None}
     if model.config.has_attention:
-        scores, pooled = session.captured.logits(), session.captured.model.pool(session.captured.features())
+        scores, pooled = session.captured.logits(), session.captured.model.pool_features(session.captured.features())
     else:
         scores, pooled = model.logits_and_pooled(session.image)
     return results.predictions(model, scores[0], pooled, labels)

@@ -12,15 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from vitreous.common.checks import Size, as_size
 from vitreous.model.config import ResNetConfig, ViTConfig
-from vitreous.model.options import Preprocessing
+from vitreous.model.options import GeluApproximation, Preprocessing
 from vitreous.weights.formats.mapping import Row, renamed
-from vitreous.weights.formats.write_checks import missing_parts, numeric_differences
+from vitreous.weights.formats.write_checks import RARE, missing_parts, numeric_differences
 from vitreous.weights.io.containers import write_file
 from vitreous.weights.io.errors import BadCheckpoint
 
@@ -73,8 +73,9 @@ class Format(ABC):
     suffixes: ClassVar[Sequence[str]] = ()  # accepted when writing; if empty, any file or a folder can be written
     file_name: ClassVar[str] = "model.safetensors"  # weight file in a folder
     missing: ClassVar[Sequence[str]] = ()  # unsupported options (see CHECKS in write_checks.py)
+    supports: ClassVar[Sequence[str]] = ()  # options in RARE (write_checks.py), which other formats do not support
     norm_eps: ClassVar[float] = 1e-6  # the library's default LayerNorm eps
-    gelu: ClassVar[Literal["erf", "tanh"]] = "erf"  # the library's default GELU variant
+    gelu: ClassVar[GeluApproximation] = "erf"  # the library's default GELU variant
 
     def root(self, state: StateDict) -> str | None:
         """Return the prefix of the tensors that match a signature, or None if none match."""
@@ -112,7 +113,8 @@ class Format(ABC):
 
     def unsupported(self, config: ViTConfig) -> list[str]:
         """Return one line per unsupported part of the model."""
-        return missing_parts(config, self.title, self.missing)
+        rare = [part for part in RARE if part not in self.supports]
+        return missing_parts(config, self.title, [*self.missing, *rare])
 
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
         """Return one line per computation that the library does differently with the same weights.

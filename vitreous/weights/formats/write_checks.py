@@ -40,6 +40,7 @@ CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
     ),
     "classifier": lambda c: c.num_classes > 0 and "a classifier is not supported by {}",
     "models without a class token": lambda c: not c.class_token and "{} requires a class token",
+    "patches without a bias": lambda c: not c.patch_bias and "{} requires patch_bias",
     "models without qkv_bias": lambda c: not c.qkv_bias and "{} requires qkv_bias",
     "models without a classifier": lambda c: not c.num_classes and "{} requires a classifier",
     "other positions": lambda c: (
@@ -73,6 +74,10 @@ CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
         not isinstance(c.pool, options.ClassToken) and f"{{}} requires ClassToken pooling, got {type(c.pool).__name__}"
     ),
 }
+
+
+# Parts that few libraries have. A format lists those that it supports in `Format.supports`.
+RARE = ("pre_norm", "patches without a bias", "truncate", "projection")
 
 
 def missing_parts(config: ViTConfig, system: str, missing: Iterable[str]) -> list[str]:
