@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitreous.common import device as capacity
-from vitreous.explanation.explain_image import open_vit
+from vitreous.explanation.explain_image import open_backbone
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build_vit
 from vitreous.model.options import NoPosition
@@ -38,7 +38,7 @@ def test_models_too_large_for_the_machine_are_rejected(monkeypatch: pytest.Monke
     with pytest.raises(
         ValueError, match=r"2304 x 2304 pixels, and the attention of one layer needs about 5\.2 GB.* has 1\.0 GB"
     ):
-        open_vit(tmp_path / "model", (), "cpu")
+        open_backbone(tmp_path / "model", (), "cpu")
     limit(monkeypatch, tmp_path, "100000000\n")
     with pytest.raises(ValueError, match=r"2304 x 2304 pixels, and one image needs about 0\.\d GB .* 0\.1 GB"):
         Predictor(model, device="cpu")

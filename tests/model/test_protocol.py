@@ -11,8 +11,7 @@ from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, SegmenterConfig
 from vitreous.model.options import Rotary2d
 from vitreous.model.presets import PRESETS
-from vitreous.model.protocol import ModelConfig, UnsupportedModel
-from vitreous.model.vit import require_vit
+from vitreous.model.protocol import ModelConfig, UnsupportedModel, require_attention
 
 RESNET = ResNetConfig(image_size=(24, 32), stages=(1, 1), width=32, num_classes=5)
 SEGMENTER = SegmenterConfig(BARE, num_classes=3)
@@ -81,8 +80,8 @@ def test_replace_head_keeps_device_dtype_and_known_labels() -> None:
 
 def test_error_names_the_unsupported_model() -> None:
     resnet, segmenter = build(RESNET), build(SEGMENTER)
-    assert require_vit(segmenter, "explaining") is segmenter.encoder
-    for call in (lambda: require_vit(resnet, "explaining"), resnet.recompute_blocks):
+    assert require_attention(segmenter, "explaining") is segmenter.encoder
+    for call in (lambda: require_attention(resnet, "explaining"), resnet.recompute_blocks):
         with pytest.raises(UnsupportedModel, match=r"BiT ResNet \(width 32, stages 1, 1\)"):
             call()
     with pytest.raises(UnsupportedModel, match="distillation"):

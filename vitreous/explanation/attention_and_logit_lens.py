@@ -1,9 +1,9 @@
-"""Attention maps, attention distance and logit lens of a ViT, computed from one captured forward pass.
+"""Attention maps, attention distance and logit lens of a model, computed from one captured forward pass.
 
 Only the tokens before and after each layer are kept. Attention weights are recomputed from these tokens on demand, one
 layer and at most CHUNK values at a time.
 
-b: batch; t = p + n: prefix and patch tokens; q: queries; gh, gw: grid height and width.
+b: batch; t = p + n: prefix and patch tokens; q: queries; m: keys of a query; gh, gw: grid height and width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from vitreous.common.checks import Size, check_whole, fail
 from vitreous.inference.engine import evaluation_mode
-from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
+from vitreous.model.attention_layer import AttentionLayer
+from vitreous.model.base_config import ModelConfig
+from vitreous.model.pooling import AttentionPooling
+from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features, Layout
-from vitreous.model.vit import ViT
 
-Pooling = ClassTokenPooling | AveragePooling | AttentionPooling
 CHUNK = 2**24  # maximum number of attention weights per chunk: 64 MiB in float32
 
 
@@ -32,22 +33,39 @@ def no_step() -> None:
 class CapturedForward:
     """Tokens of one forward pass. Layer indices start at 0; negative ones count from the end."""
 
-    model: ViT
+    model: Model
     images: Float[Tensor, "b c h w"]
-    states: tuple[Float[Tensor, "b t d"], ...]  # z_0 to z_L
-    layout: Layout
+    layers: tuple[AttentionLayer, ...]
+    inputs: tuple[Float[Tensor, "b _ _"], ...]  # tokens before each layer
+    outputs: tuple[Float[Tensor, "b _ _"], ...]  # tokens after each layer
+
+    @property
+    def states(self) -> tuple[Float[Tensor, "b _ _"], ...]:
+        """Tokens before the first layer and after each layer: z_0 to z_L."""
+        return (self.inputs[0], *self.outputs)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tokens. The output of a layer is usually the input of the next one."""
+        return sum({id(tokens): tokens.nbytes for tokens in (*self.inputs, *self.outputs)}.values())
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the first layer."""
+        return self.layers[0].layout
 
     @torch.no_grad()
-    def weights(self, layer: int, queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
+    def weights(self, layer: int, queries: slice = slice(None)) -> Float[Tensor, "b heads q m"]:
         """Compute the attention weights of a layer for all queries or for a slice of the queries."""
-        (layer,) = layer_indices(self.model, [layer])
-        encoder, position = self.model.encoder, self.model.position
-        return encoder.attention_weights(layer, self.states[layer], self.layout, position, queries)
+        (layer,) = layer_indices(self.model.config, [layer])
+        return self.layers[layer].weights(self.inputs[layer], queries)
 
-    def chunks(self, layer: int, start: int = 0) -> Iterator[tuple[slice, Float[Tensor, "b heads q t"]]]:
+    def chunks(self, layer: int, start: int = 0) -> Iterator[tuple[slice, Float[Tensor, "b heads q m"]]]:
         """Yield the attention weights of a layer in chunks of queries, beginning with query `start`."""
-        b, t, _ = self.states[0].shape
-        step = max(CHUNK // (b * self.model.config.num_heads * t), 1)
+        (layer,) = layer_indices(self.model.config, [layer])
+        (b, t, _), keys = self.inputs[layer].shape, self.layers[layer].keys
+        m = t if keys is None else keys.shape[1]
+        step = max(CHUNK // (b * self.model.config.attention_shapes[layer].heads * m), 1)
         for first in range(start, t, step):
             rows = slice(first, min(first + step, t))
             yield rows, self.weights(layer, rows)
@@ -67,8 +85,8 @@ class CapturedForward:
     @torch.no_grad()
     def features(self, layer: int = -1) -> Features:
         """Return the features after a layer, with the final norm applied."""
-        (layer,) = layer_indices(self.model, [layer])
-        return split_tokens(self.model.norm(self.states[layer + 1]), self.layout)
+        (layer,) = layer_indices(self.model.config, [layer])
+        return self.model.output_features(self.outputs[layer], self.layers[layer].layout)
 
     def logits(self, layer: int = -1) -> Float[Tensor, "b classes"]:
         """Apply the final norm, pooling and head to the tokens after a layer (the "logit lens")."""
@@ -77,7 +95,7 @@ class CapturedForward:
 
     def lens(self, layers: Sequence[int] | None = None) -> Float[Tensor, "layers b classes"]:
         """Return the logits after each of `layers` (default: all layers)."""
-        return torch.stack([self.logits(layer) for layer in layer_indices(self.model, layers)])
+        return torch.stack([self.logits(layer) for layer in layer_indices(self.model.config, layers)])
 
     @torch.no_grad()
     def pooling_weights(self) -> Float[Tensor, "b t"]:
@@ -90,7 +108,7 @@ class CapturedForward:
         For the last layer of a model with attention pooling, the weights are those of the pooling query. Otherwise they
         are those of the class token or, without a class token, the mean over all patches.
         """
-        if isinstance(self.model.pool, AttentionPooling) and layer in (-1, self.model.config.depth - 1):
+        if isinstance(self.model.pool, AttentionPooling) and layer in (-1, len(self.layers) - 1):
             return self.on_grid(self.pooling_weights())
         return self.on_grid(self.attention_from(layer).mean(dim=1))
 
@@ -99,28 +117,28 @@ class CapturedForward:
         return values[..., self.layout.num_prefix_tokens :].reshape(*values.shape[:-1], *self.layout.grid)
 
 
-def capture(model: ViT, images: Float[Tensor, "b c h w"]) -> CapturedForward:
+def capture(model: Model, images: Float[Tensor, "b c h w"]) -> CapturedForward:
     """Run the model once in evaluation mode and keep the tokens of each layer."""
     with evaluation_mode(model):
-        tokens, layout = model.embed(*model.patchify(images))
-        after = [tokens for _, tokens in model.encoder.walk(tokens, layout, model.position)]
-    return CapturedForward(model, images, (tokens, *after), layout)
+        return capture_steps(model, images)
 
 
-def split_tokens(tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
-    return Features(tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :], layout.grid)
+def capture_steps(model: Model, images: Float[Tensor, "b c h w"]) -> CapturedForward:
+    """Do the same in the current mode."""
+    layers, inputs, outputs = zip(*model.attention_steps(images), strict=True)
+    return CapturedForward(model, images, layers, inputs, outputs)
 
 
-def pooling_weights(model: ViT, features: Features) -> Float[Tensor, "b t"]:
-    weights = cast(Pooling, model.pool).weights(features).mean(dim=1)
-    if model.distillation_head is None:
+def pooling_weights(model: Model, features: Features) -> Float[Tensor, "b t"]:
+    weights = model.pool.weights(features).mean(dim=1)
+    if not model.config.distillation_token:
         return weights
     return torch.cat([torch.full_like(weights[:, :2], 0.5), weights[:, 2:]], dim=1)  # the two heads are averaged
 
 
-def layer_indices(model: ViT, layers: Sequence[int] | None) -> list[int]:
+def layer_indices(config: ModelConfig, layers: Sequence[int] | None) -> list[int]:
     """Check layer numbers. Return sorted, non-negative indices. None or an empty sequence means all layers."""
-    depth = model.config.depth
+    depth = len(config.attention_shapes)
     for layer in layers or ():
         if not -depth <= layer < depth:
             fail("layer", layer, f"an integer from 0 to {depth - 1} (or -{depth} to -1, counting from the end)")
@@ -139,7 +157,7 @@ def token_index(layout: Layout, query: int | Size) -> int:
     return query
 
 
-def check_target(model: ViT, target: int) -> None:
+def check_target(model: Model, target: int) -> None:
     check_whole("num_classes", model.config.num_classes, 1, 2**31)
     check_whole("target", target, 0, model.config.num_classes - 1)
 
@@ -162,13 +180,13 @@ def attention_distance(
 
     Prefix tokens are ignored.
     """
-    (p, grid, _), config, device = captured.layout, captured.model.config, captured.images.device
-    means = []
-    for layer in layer_indices(captured.model, layers):
+    device, means = captured.images.device, []
+    for layer in layer_indices(captured.model.config, layers):
         between()
-        total = torch.zeros(config.num_heads, device=device)
+        (p, grid, _), shape = captured.layers[layer].layout, captured.model.config.attention_shapes[layer]
+        total = torch.zeros(shape.heads, device=device)
         for rows, weights in captured.chunks(layer, start=p):
-            apart = distances(grid, config.patch_stride, slice(rows.start - p, rows.stop - p)).to(device)
+            apart = distances(grid, shape.stride, slice(rows.start - p, rows.stop - p)).to(device)
             patches = weights[..., p:].float()
             patches = patches / patches.sum(dim=-1, keepdim=True).clamp_min(1e-30)
             total += (patches * apart).sum(dim=-1).sum(dim=(0, 2))

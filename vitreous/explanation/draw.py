@@ -16,8 +16,8 @@ from PIL import Image, ImageDraw, ImageFont
 from vitreous.common.checks import Size
 from vitreous.data.image import decode, size_of
 from vitreous.data.sources.base import StoredImage
+from vitreous.model.base_config import ModelConfig
 from vitreous.model.centre_crop import centre, resized_for
-from vitreous.model.config import ViTConfig
 from vitreous.model.options import Preprocessing
 from vitreous.report.plots import heat, paint, signed
 
@@ -65,7 +65,7 @@ def model_region(image: Size, size: Size, how: Preprocessing) -> Box:
     return Box(top * scale[0], left * scale[1], size[0] * scale[0], size[1] * scale[1])
 
 
-def canvas_of(image: StoredImage, config: ViTConfig) -> Canvas:
+def canvas_of(image: StoredImage, config: ModelConfig) -> Canvas:
     """Decode an image and resize its longer side to between SHORTEST and LONGEST pixels."""
     height, width = size_of(image)
     longest = max(height, width)
@@ -84,7 +84,7 @@ def canvas_of(image: StoredImage, config: ViTConfig) -> Canvas:
     box = Box(region.top * down, region.left * across, region.height * down, region.width * across)
     if config.preprocessing.fit == "pad":
         pixels, box = _padded(pixels, box)
-    return Canvas(pixels, box, config.image_size, config.patch_stride, config.grid, blocky)
+    return Canvas(pixels, box, config.image_size, config.map_stride, config.map_grid, blocky)
 
 
 def _padded(pixels: Rgb, box: Box) -> tuple[UInt8[np.ndarray, "h2 w2 3"], Box]:

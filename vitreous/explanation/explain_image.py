@@ -26,8 +26,7 @@ from vitreous.explanation.methods import METHODS, Method
 from vitreous.explanation.result import Explanation, available_methods, compute, request
 from vitreous.inference import open_model
 from vitreous.inference.engine import Input, check_memory, encoded, input_description, model_input, name_of
-from vitreous.model.protocol import Model
-from vitreous.model.vit import ViT, require_vit
+from vitreous.model.protocol import Model, require_attention
 from vitreous.report.plots import can_draw, is_written_here
 
 PAGE, NUMBERS = "report.html", "numbers.json"
@@ -54,7 +53,7 @@ def explain(
     """Explain a model's prediction for one image.
 
     Args:
-        model: A Vision Transformer, a segmenter with a ViT encoder, or a checkpoint (folder, file, catalog name,
+        model: A model with attention, a segmenter with such an encoder, or a checkpoint (folder, file, catalog name,
             hf-hub:owner/name).
         image: A path, an encoded file, uint8 pixels [h, w, c] or a Pillow image. None explains only the weights.
         out: Output folder for figures, numbers.json and report.html. None writes no files.
@@ -85,21 +84,21 @@ def explain(
         check_output(folder)
     check_whole("batch_size", batch_size, 1, 2**16)
     checkpoint = type(model).__name__ if isinstance(model, Model) else str(model)
-    vit = open_vit(model, image_size, device)
-    chosen, skipped = available_methods(vit.config, image is not None, methods)
-    result = request(vit, target, layers, heads, query)
+    opened = open_backbone(model, image_size, device)
+    chosen, skipped = available_methods(opened.config, image is not None, methods)
+    result = request(opened.config, target, layers, heads, query)
     result.skipped = dict(skipped)
-    captured, canvas = (None, None) if image is None else _open_image(vit, image, folder is not None)
+    captured, canvas = (None, None) if image is None else _open_image(opened, image, folder is not None)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    compute(result, vit, captured, chosen, batch_size, begin)
+    compute(result, opened, captured, chosen, batch_size, begin)
     if folder is not None:
         source = "none" if image is None else name_of(image, 0)
-        figures = draw_figures(result, vit.config, canvas, folder)
+        figures = draw_figures(result, opened.config, canvas, folder)
         if not can_draw() and {"faithfulness", "distance", "lens"} & set(chosen):
             result.skipped["charts"] = 'matplotlib is not installed: pip install "vitreous[plot]"'
-        facts = {"checkpoint": checkpoint, "image": source, **dict(vit.config.details())}
-        facts |= {"device": str(next(vit.parameters()).device), "time": duration(time.perf_counter() - began)}
+        facts = {"checkpoint": checkpoint, "image": source, **dict(opened.config.details())}
+        facts |= {"device": str(next(opened.parameters()).device), "time": duration(time.perf_counter() - began)}
         result.paths = _write_files(result, figures, folder, facts, command)
     return result
 
@@ -130,21 +129,21 @@ def check_output(out: Path) -> None:
         )
 
 
-def open_vit(
+def open_backbone(
     model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None, device: str | torch.device | None
-) -> ViT:
-    """Return the Vision Transformer of a model or checkpoint, in float32 on the device."""
-    opened = require_vit(open_model(model, image_size), "explain")
+) -> Model:
+    """Return the backbone of a model or checkpoint, in float32 on the device."""
+    opened = require_attention(open_model(model, image_size), "explain")
     place, config = choose_device(device, torch.device("cpu")), opened.config
     check_memory(config, place)
-    attention = 4 * config.num_heads * config.num_tokens**2  # bytes for one layer
+    attention = 4 * max(shape.heads * shape.tokens * shape.keys for shape in config.attention_shapes)  # bytes
     check_bytes(
         attention, place, f"{input_description(config)} the attention of one layer", "use a smaller --image-size"
     )
     return placed(opened, place, torch.float32)
 
 
-def _open_image(model: ViT, image: Input, drawn: bool) -> tuple[CapturedForward, Canvas | None]:
+def _open_image(model: Model, image: Input, drawn: bool) -> tuple[CapturedForward, Canvas | None]:
     """Decode an image and capture a forward pass. If `drawn`, also return a canvas."""
     config = model.config
     if config.channels not in (1, 3):

@@ -18,7 +18,7 @@ from vitreous.explanation.methods import MAPS, MapName
 from vitreous.explanation.pca_and_similarity import FilterComponents, filter_images
 from vitreous.explanation.result import Explanation
 from vitreous.explanation.rollout_relevance_occlusion import Faithfulness
-from vitreous.model.config import ViTConfig
+from vitreous.model.base_config import ModelConfig
 from vitreous.model.options import AttentionPool
 from vitreous.report.html import Html, bar, code, definitions, details, inner, items, name, plot, table, tag
 from vitreous.report.html import sections_page as page_of
@@ -56,7 +56,7 @@ class Figure:
 
 
 def draw_figures(
-    result: Explanation, config: ViTConfig, canvas: Canvas | None, folder: Path
+    result: Explanation, config: ModelConfig, canvas: Canvas | None, folder: Path
 ) -> dict[str, list[Figure]]:
     """Write the figures of all computed results. Return them by method; the key "seen" is the input image."""
     found: dict[str, list[Figure]] = {}
@@ -86,7 +86,7 @@ def draw_figures(
         if result.faithfulness:
             found["faithfulness"] = [_faithfulness_chart(folder / "faithfulness.png", result)]
         if result.distance is not None:
-            uniform = float(distances(config.grid, config.patch_stride).mean())
+            uniform = float(distances(config.map_grid, config.map_stride).mean())
             found["distance"] = [_distance_chart(folder / "distance.png", result.layers, result.distance, uniform)]
         if result.lens:
             found["lens"] = [_lens_chart(folder / "lens.png", result)]
@@ -105,7 +105,7 @@ def _input_caption(canvas: Canvas) -> str:
     return caption
 
 
-def _map_text(result: Explanation, config: ViTConfig, name: MapName) -> tuple[str, str]:
+def _map_text(result: Explanation, config: ModelConfig, name: MapName) -> tuple[str, str]:
     """Return the title and caption of a map."""
     match name:
         case "relevance" if not result.maps[name].any():
@@ -135,7 +135,7 @@ def _map_text(result: Explanation, config: ViTConfig, name: MapName) -> tuple[st
             )
 
 
-def _attending(config: ViTConfig) -> str:
+def _attending(config: ModelConfig) -> str:
     return "the class token" if config.class_token else "all patches (mean)"
 
 
@@ -184,8 +184,8 @@ def _pca(result: Explanation, canvas: Canvas) -> Iterator[tuple[str, Drawn]]:
 # ---- Sheets ----------------------------------------------------------------------------------------------------------
 
 
-def _heads(result: Explanation, maps: np.ndarray, config: ViTConfig) -> Drawn:
-    tile = draw.tile_for(config.grid, min(max(SHEET // len(result.heads) - 6, 24), 104))
+def _heads(result: Explanation, maps: np.ndarray, config: ModelConfig) -> Drawn:
+    tile = draw.tile_for(config.map_grid, min(max(SHEET // len(result.heads) - 6, 24), 104))
     rows = [f"layer {layer}" for layer in result.layers]
     columns = [f"head {head}" if tile[1] >= 56 else str(head) for head in result.heads]
     tiles = [[paint(draw.scaled(values), heat()) for values in layer] for layer in maps]

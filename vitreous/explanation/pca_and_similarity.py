@@ -17,9 +17,8 @@ from vitreous.common.checks import Size
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, layer_indices, token_index
 from vitreous.model.pooling import all_tokens
 from vitreous.model.position import AddedPosition, ConditionalPosition, PositionEmbedding
-from vitreous.model.resnet import HybridStem
+from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features, Layout
-from vitreous.model.vit import ViT
 
 # ---- Similarity ------------------------------------------------------------------------------------------------------
 
@@ -37,7 +36,7 @@ def token_similarity(
     index = token_index(captured.layout, query)
     rows = [
         cosines(captured.features(layer), slice(index, index + 1))[:, 0]
-        for layer in layer_indices(captured.model, layers)
+        for layer in layer_indices(captured.model.config, layers)
     ]
     return captured.on_grid(torch.stack(rows))
 
@@ -52,7 +51,7 @@ class PositionSimilarity:
 
 
 @torch.no_grad()
-def position_similarity(model: ViT, grid: Size | None = None) -> PositionSimilarity:
+def position_similarity(model: Model, grid: Size | None = None) -> PositionSimilarity:
     """Compare all positions with each other. If `grid` is given, resample position embeddings first."""
     grid = grid or model.config.grid
     device, position = next(model.parameters()).device, model.position
@@ -148,12 +147,9 @@ class FilterComponents:
 
 
 @torch.no_grad()
-def filter_components(model: ViT, count: int = 28) -> FilterComponents:
-    """Compute the principal components of the patch filters or, in a hybrid model, of the first convolution."""
-    if isinstance(model.stem, HybridStem):
-        filters, source = model.stem.root.weight, "the first convolution of the stem"
-    else:
-        filters, source = model.patches.projection.weight, "the patch embedding"
+def filter_components(model: Model, count: int = 28) -> FilterComponents:
+    """Compute the principal components of the filters of the first layer."""
+    filters, source = model.image_filters
     flat = filters.detach().float().cpu().flatten(1)
     _, lengths, patterns = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
     patterns, variance = patterns[:count], lengths.square()

@@ -38,10 +38,10 @@ from vitreous.explanation.rollout_relevance_occlusion import (
     random_faithfulness,
 )
 from vitreous.inference.engine import NOT_A_NUMBER
-from vitreous.model.config import ViTConfig
+from vitreous.model.base_config import ModelConfig
+from vitreous.model.protocol import Model
 from vitreous.model.tokens import Layout
 from vitreous.model.top_labels import Label, class_names, class_probabilities, top_labels
-from vitreous.model.vit import ViT
 
 TOP = 5  # predictions
 FEWEST_INSIDE = 8  # minimum number of foreground patches for a meaningful PCA
@@ -103,7 +103,7 @@ class Explanation:
         return reasons
 
 
-def class_index(config: ViTConfig, name: str | int | None, field: str = "class") -> int | None:
+def class_index(config: ModelConfig, name: str | int | None, field: str = "class") -> int | None:
     """Return the index of a class, given its label or its index. Error messages refer to the argument as `field`."""
     if name is None:
         return None
@@ -119,7 +119,7 @@ def class_index(config: ViTConfig, name: str | int | None, field: str = "class")
 
 
 def available_methods(
-    config: ViTConfig, has_image: bool, requested: Sequence[str]
+    config: ModelConfig, has_image: bool, requested: Sequence[str]
 ) -> tuple[list[Method], dict[str, str]]:
     """Return the methods to run, and the reasons for skipping others. Raise BadValue if a request is unavailable."""
     for method in requested:
@@ -141,29 +141,29 @@ def available_methods(
 
 
 def request(
-    model: ViT,
+    config: ModelConfig,
     target: str | int | None = None,
     layers: Sequence[int] = (),
     heads: Sequence[int] = (),
     query: Sequence[int] = (),
 ) -> Explanation:
     """Check the arguments and return an explanation without results."""
-    config = model.config
+    most = max(shape.heads for shape in config.attention_shapes)
     for head in heads:
-        check_whole("head", head, 0, config.num_heads - 1)
+        check_whole("head", head, 0, most - 1)
     if query and len(query) != 2:
         fail("query", " ".join(map(str, query)), "two integers: the row and column of a patch")
     place = (query[0], query[1]) if query else None
     if place is not None:
-        token_index(Layout(config.num_prefix_tokens, config.grid), place)
+        token_index(Layout(config.num_prefix_tokens, config.map_grid), place)
     index = class_index(config, target)
     label = None if index is None else class_names(config)[index]
-    return Explanation(layer_indices(model, layers), list(heads) or list(range(config.num_heads)), place, index, label)
+    return Explanation(layer_indices(config, layers), list(heads) or list(range(most)), place, index, label)
 
 
 def compute(
     result: Explanation,
-    model: ViT,
+    model: Model,
     captured: CapturedForward | None,
     methods: Sequence[str],
     batch_size: int = BATCH,

@@ -5,7 +5,7 @@ b: batch; t: tokens; q: queries; k: masks; s: steps; h, w: image height and widt
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +15,16 @@ from torch import Tensor
 from vitreous.common.checks import Size, check_choice, check_fraction, check_real, check_whole
 from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
-    Pooling,
     check_target,
     layer_indices,
     no_step,
     pooling_weights,
-    split_tokens,
 )
 from vitreous.explanation.methods import MapName
 from vitreous.inference.engine import evaluation_mode
 from vitreous.model.pooling import ClassTokenPooling
+from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_probabilities
-from vitreous.model.vit import ViT
 
 # ---- Attention rollout -----------------------------------------------------------------------------------------------
 # The product of attention and residual connections over all layers (Abnar and Zuidema, arXiv 2005.00928). It shows
@@ -52,9 +50,9 @@ def rollout(
     """
     _check(fusion, discard)
     check_real("residual", residual, 0, 1)
-    b, t, _ = captured.states[0].shape
+    b, t, _ = captured.inputs[0].shape
     total = torch.eye(t, device=captured.images.device).expand(b, t, t)
-    for layer in layer_indices(captured.model, layers):
+    for layer in layer_indices(captured.model.config, layers):
         before, total = total, torch.empty(b, t, t, device=total.device)
         for rows, weights in captured.chunks(layer):
             mixed = fuse(weights.float(), fusion, discard)
@@ -72,7 +70,7 @@ def rollout_map(
     """Compute the weight of each patch in the pooled features, i.e. the pooling weights times `rollout`."""
     _check(fusion, discard)
     row = captured.pooling_weights().float()
-    for layer in reversed(layer_indices(captured.model, layers)):
+    for layer in reversed(layer_indices(captured.model.config, layers)):
         gathered = torch.zeros_like(row)
         for rows, weights in captured.chunks(layer):
             gathered += (row[:, None, rows] @ fuse(weights.float(), fusion, discard))[:, 0]
@@ -118,15 +116,13 @@ def relevance(
     `target` is a class index for all images, one index per image, or None for the top class. In an exported graph, it
     is a tensor.
     """
-    model, layout = captured.model, captured.layout
-    *inputs, last = captured.states
-    with evaluation_mode(model), torch.enable_grad():
-        output, gradient = _output_relevance(captured, last.detach().requires_grad_(), target)
+    with evaluation_mode(captured.model), torch.enable_grad():
+        output, gradient = _output_relevance(captured, captured.outputs[-1].detach().requires_grad_(), target)
         row = output
-        for layer in reversed(range(len(inputs))):
+        for layer, tokens in reversed(list(zip(captured.layers, captured.inputs, strict=True))):
             between()
-            before = inputs[layer].detach().requires_grad_()
-            weights, after = model.encoder.explicit_step(layer, before, layout, model.position)
+            before = tokens.detach().requires_grad_()
+            weights, after = layer.explicit_step(before)
             slope, gradient = torch.autograd.grad(after, (weights, before), gradient)
             row = row + (row[:, None] @ _positive(slope, weights))[:, 0]
     # Subtract the weights of the output tokens. Output tokens mix all patches, so their positions carry little meaning,
@@ -146,20 +142,20 @@ def _output_relevance(
 
     Average and attention pooling are treated as an attention layer with one query.
     """
-    model = captured.model
-    features, pool = split_tokens(model.norm(last), captured.layout), cast(Pooling, model.pool)
+    model, pool = captured.model, captured.model.pool
+    features = model.output_features(last, captured.layers[-1].layout)
     if isinstance(pool, ClassTokenPooling):
         score = _score(model, model.classify(features), target)
         return pooling_weights(model, features).detach(), torch.autograd.grad(score, last)[0]
     weights = pool.weights(features)
     if not weights.requires_grad:
         weights.requires_grad_()
-    score = _score(model, model.head(model.projection(pool.with_weights(features, weights))), target)
+    score = _score(model, model.classify_pooled(pool.with_weights(features, weights)), target)
     slope, gradient = torch.autograd.grad(score, (weights, last))
     return _positive(slope, weights), gradient
 
 
-def _score(model: ViT, logits: Float[Tensor, "b classes"], target: Target) -> Tensor:
+def _score(model: Model, logits: Float[Tensor, "b classes"], target: Target) -> Tensor:
     if isinstance(target, Tensor):
         return logits.gather(1, target[:, None]).sum()
     if target is None:
@@ -207,7 +203,7 @@ def occlusion(
 
 def default_windows(captured: CapturedForward) -> tuple[Size, Size]:
     """Return the default window size and stride in pixels."""
-    (ph, pw), (gh, gw) = captured.model.config.patch_stride, captured.layout.grid
+    (ph, pw), (gh, gw) = captured.model.config.map_stride, captured.layout.grid
     window = (ph * max(round(gh / 7), 1), pw * max(round(gw / 7), 1))
     return window, (ph * max(round(gh / 14), 1), pw * max(round(gw / 14), 1))
 
@@ -252,7 +248,7 @@ def fill_image(captured: CapturedForward, fill: Fill) -> Float[Tensor, "1 c h w"
     image = captured.images
     if fill == "mean":
         return image.mean(dim=(2, 3), keepdim=True).expand_as(image)
-    return blurred(image, max(captured.model.config.patch_stride) / 2 + max(image.shape[2:]) / 20)
+    return blurred(image, max(captured.model.config.map_stride) / 2 + max(image.shape[2:]) / 20)
 
 
 def blurred(image: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h w"]:
@@ -326,7 +322,7 @@ def faithfulness(
     first = rank.view(grid) < numbers[:, None, None]
 
     def curve(masks: Tensor, fill: Fill) -> Float[Tensor, "s"]:
-        stride = captured.model.config.patch_stride
+        stride = captured.model.config.map_stride
         batches = (as_pixels(batch, stride, size) for batch in torch.split(masks, batch_size))
         return masked_probabilities(captured, batches, fill, between)[:, target].cpu()
 
@@ -372,7 +368,7 @@ def importance_map(
             window, stride = default_windows(captured)
             stride = stride if overlap else window
             drops = occlusion(captured, target, window, stride, batch_size=batch_size, between=between)
-            return as_patches(drops, captured.model.config.patch_stride)
+            return as_patches(drops, captured.model.config.map_stride)
         case "rollout":
             return rollout_map(captured)[0]
         case "attention":

@@ -16,10 +16,9 @@ from vitreous.explanation.rollout_relevance_occlusion import fuse
 from vitreous.exporting.options import OptionalOutput
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import Numbers
-from vitreous.model.protocol import Model
+from vitreous.model.protocol import Model, require_attention
 from vitreous.model.tokens import Features
 from vitreous.model.top_labels import class_probabilities
-from vitreous.model.vit import ViT, require_vit
 
 MEANINGS = {
     "logits": "raw scores of the head, one per label",
@@ -40,7 +39,7 @@ def output_names(model: Model, optional: Sequence[OptionalOutput] = ()) -> tuple
         if model.config.output_kind.per_pixel:
             fail("outputs", name, f"omitted for a {model.config.summary}")
     if "rollout" in optional:
-        require_vit(model, "attention rollout")
+        require_attention(model, "attention rollout")
     match model.config.task:
         case "segment":
             return ("logits", "mask")
@@ -69,7 +68,7 @@ class Outputs(nn.Module):
         features = self.model.features(images)
         found = {"patches": features.patches, "pooled": self.model.pool_features(features).float()}
         if "rollout" in self.names:
-            found["rollout"] = _rollout(require_vit(self.model, "attention rollout"), images, features)
+            found["rollout"] = _rollout(self.model, images, features)
         if "familiarity" in self.names and self.model.familiarity is not None:
             found["familiarity"] = familiarity_scores(self.model.familiarity, found["pooled"])
         if config.num_classes:
@@ -96,9 +95,9 @@ def familiarity_scores(known: Familiarity, pooled: Float[Tensor, "b d"]) -> Floa
     return -(rows[:, None] - known.means).square().sum(dim=2).amin(dim=1)
 
 
-def _rollout(model: ViT, images: Float[Tensor, "b c h w"], features: Features) -> Float[Tensor, "b gh gw"]:
+def _rollout(model: Model, images: Float[Tensor, "b c h w"], features: Features) -> Float[Tensor, "b gh gw"]:
     """Compute `rollout_map` without chunks, whose number would depend on the size of the batch."""
     row = pooling_weights(model, features)
-    for weights in reversed(model.attention(images)):
-        row = ((row[:, None] @ fuse(weights, "mean", 0.0))[:, 0] + row) / 2
+    for layer, before, _ in reversed(list(model.attention_steps(images))):
+        row = ((row[:, None] @ fuse(layer.weights(before), "mean", 0.0))[:, 0] + row) / 2
     return row[:, features.prefix.shape[1] :].reshape(-1, *features.grid)

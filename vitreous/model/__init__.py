@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from vitreous.model.presets import configure as configure
     from vitreous.model.protocol import Model as Model
     from vitreous.model.protocol import UnsupportedModel as UnsupportedModel
+    from vitreous.model.protocol import require_attention as require_attention
     from vitreous.model.resnet import ResNet as ResNet
     from vitreous.model.segmenter import Segmenter as Segmenter
     from vitreous.model.swin import Swin as Swin
     from vitreous.model.swin_config import SwinConfig as SwinConfig
     from vitreous.model.tokens import Features as Features
     from vitreous.model.vit import ViT as ViT
-    from vitreous.model.vit import require_vit as require_vit
 
 _HOMES = {
     "AnyConfig": "vitreous.model.config",
@@ -37,7 +37,7 @@ _HOMES = {
     "Model": "vitreous.model.protocol",
     "ModelConfig": "vitreous.model.base_config",
     "PRESETS": "vitreous.model.presets",
-    "require_vit": "vitreous.model.vit",
+    "require_attention": "vitreous.model.protocol",
     "ResNet": "vitreous.model.resnet",
     "ResNetConfig": "vitreous.model.config",
     "Segmenter": "vitreous.model.segmenter",

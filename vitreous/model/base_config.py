@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 from vitreous.common.checks import BadValue, Size, check_kind, check_whole, fail, suggestion
 from vitreous.common.codec import decode
@@ -83,6 +83,17 @@ MASKS = OutputKind(
     per_pixel=True,
 )
 C = TypeVar("C", bound="ModelConfig")
+
+
+class AttentionShape(NamedTuple):
+    """Shape of an attention layer."""
+
+    heads: int
+    tokens: int
+    keys: int  # tokens that each token attends to: all tokens, or those of its window
+    grid: Size
+    stride: Size  # height and width of a patch in image pixels
+    width: int
 
 
 @dataclass(frozen=True)
@@ -176,8 +187,26 @@ class ModelConfig:
         return any(field.name == "calibration" for field in dataclasses.fields(self))
 
     @property
+    def class_token(self) -> bool:
+        return False
+
+    @property
     def distillation_token(self) -> bool:
         return False
+
+    @property
+    def prefix_names(self) -> tuple[str, ...]:
+        """Names of the tokens before the patches, in order."""
+        return ()
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        return len(self.prefix_names)
+
+    @property
+    def position_name(self) -> str:
+        """Short name of the position embedding."""
+        return "none"
 
     @property
     def num_heads(self) -> int:
@@ -190,9 +219,24 @@ class ModelConfig:
         return 0
 
     @property
+    def attention_shapes(self) -> tuple[AttentionShape, ...]:
+        """Shapes of the attention layers; empty for a model without attention maps."""
+        return ()
+
+    @property
     def has_attention(self) -> bool:
-        """True if the backbone is a Vision Transformer, which has attention maps."""
-        return self.num_tokens > 0
+        """True if the model has attention maps."""
+        return bool(self.attention_shapes)
+
+    @property
+    def map_grid(self) -> Size:
+        """Rows and columns of an explanation map: the grid of the first attention layer, where patches are smallest."""
+        return self.attention_shapes[0].grid if self.has_attention else self.grid
+
+    @property
+    def map_stride(self) -> Size:
+        """Height and width, in image pixels, of a value of an explanation map."""
+        return self.attention_shapes[0].stride if self.has_attention else self.patch_stride
 
     def details(self) -> list[tuple[str, str]]:
         """Return (name, text) rows that describe the architecture in `vitreous info`."""

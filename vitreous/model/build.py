@@ -12,7 +12,7 @@ from vitreous.model.encoder import Encoder
 from vitreous.model.heads import build_head
 from vitreous.model.init import small_, xavier_
 from vitreous.model.patch import PatchEmbedding
-from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
+from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenPooling, Pooling
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.resnet import HybridStem, ResNet
 from vitreous.model.segmenter import MaskTransformer, Segmenter
@@ -198,7 +198,7 @@ def build_position(config: ViTConfig) -> position.PositionEmbedding:
             return position.ConditionalPosition(config.width, kernel_size, min(blocks, config.depth))
 
 
-def build_pool(config: ViTConfig) -> nn.Module:
+def build_pool(config: ViTConfig) -> Pooling:
     match config.pool:
         case options.ClassToken():
             return ClassTokenPooling()

@@ -30,6 +30,7 @@ from vitreous.model.base_config import (
     MAX_SIDE,
     MAX_TOKENS,
     MAX_WIDTH,
+    AttentionShape,
     ModelConfig,
     OutputKind,
     check_budget,
@@ -62,6 +63,7 @@ from vitreous.model.options import (
     SingleLabel,
     TanhHead,
     check_resnet,
+    label_of,
 )
 from vitreous.model.swin_config import SwinConfig
 
@@ -145,13 +147,23 @@ class ViTConfig(ModelConfig):
         return (self.patch_size[0] * stride, self.patch_size[1] * stride)
 
     @property
-    def num_prefix_tokens(self) -> int:
-        """Number of tokens before the patches: class token, distillation token and registers, in that order."""
-        return self.class_token + self.distillation_token + self.registers
+    def prefix_names(self) -> tuple[str, ...]:
+        named = ["class"] * self.class_token + ["distillation"] * self.distillation_token
+        return (*named, *(f"register {number + 1}" for number in range(self.registers)))
+
+    @property
+    def position_name(self) -> str:
+        return label_of(self.position)
 
     @property
     def num_tokens(self) -> int:
         return self.num_prefix_tokens + math.prod(self.grid)
+
+    @property
+    def attention_shapes(self) -> tuple[AttentionShape, ...]:
+        tokens = self.num_tokens
+        shape = AttentionShape(self.num_heads, tokens, tokens, self.grid, self.patch_stride, self.width)
+        return (shape,) * self.depth
 
     @property
     def head_width(self) -> int:
@@ -389,6 +401,10 @@ class SegmenterConfig(ModelConfig):
     @property
     def num_tokens(self) -> int:
         return self.encoder.num_tokens
+
+    @property
+    def attention_shapes(self) -> tuple[AttentionShape, ...]:
+        return self.encoder.attention_shapes
 
     @property
     def summary(self) -> str:

@@ -4,6 +4,7 @@ b: batch; t: tokens; d: width.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from jaxtyping import Float
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitreous.model.attention import AttentionTerms
+from vitreous.model.attention_layer import AttentionLayer
 from vitreous.model.block import Block
 from vitreous.model.position import PositionEmbedding
 from vitreous.model.tokens import Layout
@@ -72,3 +74,21 @@ class Encoder(nn.Module):
         block, terms = cast(Block, self.blocks[layer]), position.attend(layout, before.device)
         weights = block.attention_weights(before, terms)
         return weights, position.between(layer, block.with_weights(before, weights, terms), layout)
+
+
+@dataclass(frozen=True)
+class EncoderLayer(AttentionLayer):
+    """A layer of an encoder, in which every token attends to all tokens."""
+
+    encoder: Encoder
+    index: int
+    layout: Layout
+    position: PositionEmbedding
+
+    def weights(self, tokens: Float[Tensor, "b t d"], queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
+        return self.encoder.attention_weights(self.index, tokens, self.layout, self.position, queries)
+
+    def explicit_step(
+        self, tokens: Float[Tensor, "b t d"]
+    ) -> tuple[Float[Tensor, "b heads t t"], Float[Tensor, "b t d"]]:
+        return self.encoder.explicit_step(self.index, tokens, self.layout, self.position)

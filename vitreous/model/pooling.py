@@ -70,6 +70,9 @@ class AttentionPooling(nn.Module):
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
 
 
+Pooling = ClassTokenPooling | AveragePooling | AttentionPooling
+
+
 def all_tokens(features: Features) -> Float[Tensor, "b t d"]:
     """Concatenate prefix and patch tokens."""
     return torch.cat([features.prefix, features.patches], dim=1)

@@ -1,7 +1,7 @@
 """Interface of all model families: `ModelConfig` (torch-free, in base_config.py) and the `Model` that is built from it.
 
-Serving, explanation, weights, inference, evaluation and training use only these members. Code that needs the tokens of
-a Vision Transformer calls `vit.require_vit`, which raises an error for other models.
+Serving, explanation, weights, inference, evaluation and training use only these members. A family that lacks a part
+keeps the default, which raises UnsupportedModel. `require_attention` checks for attention before any computation.
 
 b: batch; c: channels; h, w: image height and width; d: feature dimension.
 """
@@ -15,11 +15,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.common.checks import Size, as_size
+from vitreous.model.attention_layer import AttentionStep
 from vitreous.model.base_config import ModelConfig as ModelConfig
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.heads import build_head, copy_rows
 from vitreous.model.options import LinearHead
-from vitreous.model.tokens import Features
+from vitreous.model.pooling import Pooling
+from vitreous.model.position import PositionEmbedding
+from vitreous.model.tokens import Features, Layout
 
 M = TypeVar("M", bound="Model")
 
@@ -33,6 +36,8 @@ class Model(nn.Module):
 
     config: ModelConfig
     familiarity: Familiarity | None = None  # only valid if the config has a calibration
+    pool: Pooling  # only for models with attention, like `position`
+    position: PositionEmbedding
 
     @property
     def backbone(self) -> "Model":
@@ -48,6 +53,11 @@ class Model(nn.Module):
     def embedding(self) -> Sequence[nn.Module]:
         """Modules before the blocks."""
         return ()
+
+    @property
+    def image_filters(self) -> tuple[Float[Tensor, "k c ph pw"], str]:
+        """Filters that the first layer applies to the image, and the name of this layer."""
+        raise UnsupportedModel(f"the model has no image filters: it is a {self.config.summary}")
 
     @property
     def heads(self) -> list[nn.Module]:
@@ -71,6 +81,10 @@ class Model(nn.Module):
         """Compute `forward` from the features of the images."""
         return self.heads[0](self.pool_features(features))
 
+    def classify_pooled(self, pooled: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
+        """Compute `forward` from the output of `pool`, for models with one head."""
+        return self.heads[0](pooled)
+
     def logits_and_pooled(
         self, images: Float[Tensor, "b c h w"]
     ) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b d"]]:
@@ -86,6 +100,14 @@ class Model(nn.Module):
             features = self.features(images)
             yield "features", torch.cat([features.prefix, features.patches], dim=1)
         yield "logits" if self.config.num_classes else "pooled", self(images)
+
+    def attention_steps(self, images: Float[Tensor, "b c h w"]) -> Iterator[AttentionStep]:
+        """Run the model and yield its attention layers, each with the tokens before and after it."""
+        raise UnsupportedModel(f"the model has no attention layers: it is a {self.config.summary}")
+
+    def output_features(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
+        """Compute `features` from the tokens after the last attention layer: apply the final norm, split off prefix."""
+        raise UnsupportedModel(f"the model has no attention layers: it is a {self.config.summary}")
 
     def resized(self: M, image_size: int | Size) -> M:
         """Return a copy of the model for another image size."""
@@ -133,3 +155,10 @@ class Model(nn.Module):
 
 
 HEADS = ("head", "distillation_head")
+
+
+def require_attention(model: Model, purpose: str) -> Model:
+    """Return the backbone of a model. If it has no attention layers, the error names `purpose` and the model."""
+    if not model.config.backbone.has_attention:
+        raise UnsupportedModel(f"{purpose} needs a model with attention, but the model is a {model.config.summary}")
+    return model.backbone

@@ -162,6 +162,10 @@ class ResNet(Model):
         self.norm = group_norm(self.stages.channels, "bit")
         self.head = self.new_head(config.num_classes)
 
+    @property
+    def image_filters(self) -> tuple[Float[Tensor, "k c ph pw"], str]:
+        return self.root.weight, "the first convolution"
+
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         return self.head(self.pooled(images))
 

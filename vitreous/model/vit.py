@@ -10,13 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitreous.common.checks import Size
+from vitreous.model.attention_layer import AttentionStep
 from vitreous.model.config import ViTConfig
-from vitreous.model.encoder import Encoder
+from vitreous.model.encoder import Encoder, EncoderLayer
 from vitreous.model.heads import build_head
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.patch import PatchEmbedding
+from vitreous.model.pooling import Pooling
 from vitreous.model.position import PositionEmbedding
-from vitreous.model.protocol import Model, UnsupportedModel
+from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features, Layout, PrefixTokens, check_count, drop_patches
 
 
@@ -33,7 +35,7 @@ class ViT(Model):
         pre_norm: nn.Module,
         encoder: Encoder,
         norm: nn.Module,
-        pool: nn.Module,
+        pool: Pooling,
         projection: nn.Module,
         head: nn.Module,
         distillation_head: nn.Module | None = None,
@@ -93,7 +95,7 @@ class ViT(Model):
 
     def encode(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
         """Apply the encoder (equations 2 and 3, L times) and the final norm (equation 4)."""
-        return self._features(self.norm(self.encoder(tokens, layout, self.position)), layout)
+        return self.output_features(self.encoder(tokens, layout, self.position), layout)
 
     def classify(self, features: Features) -> Float[Tensor, "b classes"]:
         """Pool the features, and score each class."""
@@ -101,6 +103,9 @@ class ViT(Model):
             return self.head(self.pool_features(features))
         by_label, by_teacher = self.classify_distilled(features)
         return (by_label + by_teacher) / 2
+
+    def classify_pooled(self, pooled: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
+        return self.head(self.projection(pooled))
 
     def classify_distilled(self, features: Features) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b classes"]]:
         """Return the scores of DeiT's class token (trained on labels) and distillation token (trained on a teacher)."""
@@ -118,6 +123,12 @@ class ViT(Model):
     def embedding(self) -> Sequence[nn.Module]:
         return (self.stem, self.patches, self.prefix, self.position, self.pre_norm)
 
+    @property
+    def image_filters(self) -> tuple[Float[Tensor, "k c ph pw"], str]:
+        if self.config.stem is not None:
+            return self.stem.get_parameter("root.weight"), "the first convolution of the stem"
+        return self.patches.projection.weight, "the patch embedding"
+
     def new_head(self, num_classes: int) -> nn.Module:
         return build_head(self.config.head, self.config.feature_width, num_classes, self.config.norm_eps)
 
@@ -125,6 +136,14 @@ class ViT(Model):
         self.encoder.recompute = True
 
     # ---- Attention and intermediate features ----
+
+    def attention_steps(self, images: Float[Tensor, "b c h w"]) -> Iterator[AttentionStep]:
+        tokens, layout = self.embed(*self.patchify(images))
+        for index, (before, after) in enumerate(self.encoder.walk(tokens, layout, self.position)):
+            yield AttentionStep(EncoderLayer(self.encoder, index, layout, self.position), before, after)
+
+    def output_features(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
+        return self._features(self.norm(tokens), layout)
 
     def attention(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None
@@ -181,9 +200,3 @@ class ViT(Model):
             layout.keep_indices,
         )
 
-
-def require_vit(model: Model, purpose: str) -> ViT:
-    """Return the Vision Transformer of a model. If there is none, the error names `purpose` and the model."""
-    if not isinstance(model.backbone, ViT):
-        raise UnsupportedModel(f"{purpose} needs a Vision Transformer, but the model is a {model.config.summary}")
-    return model.backbone

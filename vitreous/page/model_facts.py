@@ -1,15 +1,14 @@
 """Description of a model for the page and for `GET /v1/model`, and its names."""
 
+import math
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import vitreous
 from vitreous.common.text import clean
-from vitreous.model.config import ViTConfig
-from vitreous.model.options import label_of
 from vitreous.model.protocol import Model
 from vitreous.weights.catalog import HUB_PREFIX
 from vitreous.weights.load import is_hub
@@ -27,13 +26,13 @@ def model_facts(model: Model, id: str, name: str, labels: tuple[str, ...]) -> di
     names = ("patch_size", "grid", "width", "depth", "heads", "tokens", "position")
     transformer: dict[str, Any] = dict.fromkeys(names)
     if model.config.backbone.has_attention:
-        config = cast(ViTConfig, model.config.backbone)
-        patches = config.grid[0] * config.grid[1]
+        config, shapes = model.config.backbone, model.config.backbone.attention_shapes
+        first, last = shapes[0], shapes[-1]
         transformer = {
-            "patch_size": list(config.patch_stride), "grid": list(config.grid),
-            "width": config.width, "depth": config.depth, "heads": config.num_heads,
-            "tokens": {"prefix": prefix_names(config), "patches": patches, "total": config.num_tokens},
-            "position": label_of(config.position),
+            "patch_size": list(first.stride), "grid": list(first.grid),
+            "width": last.width, "depth": len(shapes), "heads": last.heads,
+            "tokens": {"prefix": list(config.prefix_names), "patches": math.prod(first.grid), "total": first.tokens},
+            "position": config.position_name,
         }  # fmt: skip
     return {
         "id": id,
@@ -49,12 +48,6 @@ def model_facts(model: Model, id: str, name: str, labels: tuple[str, ...]) -> di
         "origin": _origin(provenance_of(model)),
         "version": vitreous.__version__,
     }
-
-
-def prefix_names(config: ViTConfig) -> list[str]:
-    """Return the names of the prefix tokens, in order."""
-    named = ["class"] * config.class_token + ["distillation"] * config.distillation_token
-    return named + [f"register {i + 1}" for i in range(config.registers)]
 
 
 def _origin(record: dict[str, Any]) -> str | None:

@@ -33,11 +33,10 @@ from vitreous.model.block import Block
 from vitreous.model.calibration import UNKNOWN
 from vitreous.model.patch import cut
 from vitreous.model.position import AddedPosition
-from vitreous.model.protocol import Model
+from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.tokens import Features
 from vitreous.model.top_labels import class_probabilities, top_labels
 from vitreous.model.vit import ViT
-from vitreous.page.model_facts import prefix_names
 
 TOP, TOP_OF_A_LAYER = 5, 3  # classes
 SAMPLE = 6  # sample values per tensor in the tour
@@ -88,7 +87,7 @@ def covered_box(config: ModelConfig, image: Size) -> Box:
     box = model_region(image, config.image_size, config.preprocessing)
     if not config.backbone.has_attention:
         return box
-    (gh, gw), (ph, pw), (h, w) = config.backbone.grid, config.patch_stride, config.image_size
+    (gh, gw), (ph, pw), (h, w) = config.backbone.map_grid, config.backbone.map_stride, config.image_size
     return Box(box.top, box.left, box.height * gh * ph / h, box.width * gw * pw / w)
 
 
@@ -98,7 +97,7 @@ def picture(config: ModelConfig, image: Size) -> dict[str, Any]:
     return {
         "picture": {"width": image[1], "height": image[0]},
         "seen": {key: round(value, 3) for key, value in box._asdict().items()},
-        "grid": list(config.backbone.grid) if config.backbone.has_attention else [0, 0],
+        "grid": list(config.backbone.map_grid) if config.backbone.has_attention else [0, 0],
     }
 
 
@@ -128,7 +127,7 @@ def as_map(method: str, values: Float[Tensor, "gh gw"], target: dict[str, Any] |
 
 def components(captured: CapturedForward, layer: int) -> dict[str, Any]:
     """Return three principal components of the patch features as red, green and blue."""
-    grid = captured.layout.grid
+    grid = captured.layers[layer].layout.grid
     colours = rounded(pca_colours(captured.features(layer).patches[0], grid).flatten())
     return {"method": "pca", "target": None, "grid": list(grid), "rgb": colours, "range": [0.0, 1.0]}
 
@@ -136,7 +135,7 @@ def components(captured: CapturedForward, layer: int) -> dict[str, Any]:
 def distance(captured: CapturedForward, between: Callable[[], None] = no_step) -> dict[str, Any]:
     """Return attention distances in input pixels. `largest` is the distance between patches in opposite corners."""
     config = captured.model.config
-    corner = distances(config.grid, config.patch_stride, slice(0, 1))[0, -1]
+    corner = distances(config.map_grid, config.map_stride, slice(0, 1))[0, -1]
     return {"pixels": rounded(attention_distance(captured, between=between)), "largest": rounded(corner)}
 
 
@@ -160,7 +159,7 @@ def attention_bytes(captured: CapturedForward, layer: int) -> bytes:
     each weight divided by the largest weight. Prefix tokens and patches have separate scales, because a class token or
     register can receive nearly all attention, and the other weights would then vanish in 8 bits.
     """
-    heads, t = captured.model.config.num_heads, captured.states[0].shape[1]
+    heads, t, *_ = captured.model.config.attention_shapes[layer]
     prefix = captured.layout.num_prefix_tokens
     data = bytearray(heads * t * (8 + t))
     scales = np.frombuffer(data, "<f4", heads * t * 2).reshape(heads, t, 2)
@@ -197,7 +196,7 @@ def signed_bytes(values: Float[Tensor, "*shape"]) -> UInt8[np.ndarray, "*shape"]
     return ((values + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
 
 
-def position_bytes(model: ViT) -> UInt8[np.ndarray, "n n"] | None:
+def position_bytes(model: Model) -> UInt8[np.ndarray, "n n"] | None:
     """Encode the similarity of all positions, or return None if they cannot be compared."""
     similarity = position_similarity(model)
     if similarity.values is None:
@@ -216,7 +215,8 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
 
     Shapes omit the batch dimension. `sample` contains the first values of a tensor.
     """
-    model, config, image = captured.model, captured.model.config, captured.images
+    model, image = global_attention(captured.model, "the tour"), captured.images
+    config = model.config
     pixels = patch_pixels(captured)
     projected, _ = model.patches(model.stem(image))
     tokens = model.prefix(projected)
@@ -234,7 +234,7 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
     steps = [
         _step(1, "patches", "x_p", pixels[0], grid=list(captured.layout.grid), patch=list(config.patch_size)),
         _step(1, "projection", "x_p E", projected[0], weight=[pixels.shape[-1], config.width]),
-        _step(1, "prefix", sequence, tokens[0], tokens=prefix_names(config)),
+        _step(1, "prefix", sequence, tokens[0], tokens=list(config.prefix_names)),
         _step(1, "position", "z_0", first[0], kind=type(config.position).__name__, added=added),
         attention,
         _step(2, "residual", "z'_1", attended[0], layer=0),
@@ -244,16 +244,25 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
     return {"steps": steps}
 
 
+def global_attention(model: Model, purpose: str) -> ViT:
+    """Return the backbone of a model. If its tokens do not all attend to each other, raise an error."""
+    if not model.config.backbone.num_tokens:
+        reason = "needs a model whose tokens all attend to each other"
+        raise UnsupportedModel(f"{purpose} {reason}, but the model is a {model.config.summary}")
+    return cast(ViT, model.backbone)
+
+
 def patch_pixels(captured: CapturedForward) -> Float[Tensor, "1 n pixels"]:
     """Return the patches before the projection: pixels or, in a hybrid model, values of the stem's feature map."""
-    whole = captured.model.stem(captured.images)
-    (ph, pw), (gh, gw) = captured.model.config.patch_size, captured.layout.grid
+    model = cast(ViT, captured.model)
+    whole = model.stem(captured.images)
+    (ph, pw), (gh, gw) = model.config.patch_size, captured.layout.grid
     return cut(F.pad(whole, (0, gw * pw - whole.shape[3], 0, gh * ph - whole.shape[2])), (ph, pw))
 
 
 def first_attended(captured: CapturedForward) -> Float[Tensor, "1 t d"]:
     """Return the tokens after the attention of the first layer: z'_1 of equation 2."""
-    model, first = captured.model, captured.states[0]
+    model, first = cast(ViT, captured.model), captured.states[0]
     block = cast(Block, model.encoder.blocks[0])
     terms = model.position.attend(captured.layout, first.device)
     return first + block.attention_scale(block.attention(block.attention_norm(first), terms))

@@ -246,7 +246,7 @@ def test_a_model_that_differs_is_not_written(export: Export, tmp_path: Path, mon
 def test_unsupported_models_are_refused(export: Export, tmp_path: Path) -> None:
     segmenter = build_segmenter(SegmenterConfig(tiny(num_classes=0), num_classes=3))
     resnet = build(ResNetConfig(image_size=(64, 64), stages=(1, 1), width=32, num_classes=3))
-    for model, words in ((segmenter, "segment"), (resnet, "Vision Transformer")):
+    for model, words in ((segmenter, "segment"), (resnet, "attend")):
         with pytest.raises(ValueError, match=words):
             export(model)
     with pytest.raises(ValueError, match="smaller image size"):

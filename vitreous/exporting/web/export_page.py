@@ -31,7 +31,7 @@ from vitreous.inference.predict_images import open_model
 from vitreous.model.options import AttentionPool, MultiLabel
 from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.top_labels import class_names, class_probabilities
-from vitreous.model.vit import ViT, require_vit
+from vitreous.model.vit import ViT
 from vitreous.page import STATIC, results
 from vitreous.page.model_facts import model_facts, short_name, unique_ids
 
@@ -126,7 +126,7 @@ def _supported(model: Model) -> ViT:
     task = model.config.task
     if task not in ("classify", "multilabel", "embed"):
         raise UnsupportedModel(f"the web page runs classifiers and encoders, but this is a model for the task {task!r}")
-    vit = require_vit(model, "the web page")
+    vit = results.global_attention(model, "the web page")
     config = vit.config
     size = config.depth * config.num_heads * config.num_tokens**2 * 4
     if size > MAX_ATTENTION_BYTES:

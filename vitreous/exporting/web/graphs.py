@@ -13,10 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from vitreous.explanation.attention_and_logit_lens import CapturedForward, pooling_weights, split_tokens
+from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture_steps, pooling_weights
 from vitreous.explanation.rollout_relevance_occlusion import relevance
 from vitreous.exporting.graph import quiet
 from vitreous.exporting.outputs import familiarity_scores
+from vitreous.model.encoder import EncoderLayer
 from vitreous.model.tokens import Features
 from vitreous.model.vit import ViT
 from vitreous.page.results import first_attended, patch_pixels
@@ -36,13 +37,14 @@ class PageOutputs(nn.Module):
         projected, grid = model.patchify(image)
         tokens = model.prefix(projected)
         embedded, layout = model.embed(projected, grid)
+        layers = [EncoderLayer(model.encoder, index, layout, model.position) for index in range(model.config.depth)]
         states, attention = [embedded], []
-        for layer in range(model.config.depth):
-            weights, after = model.encoder.explicit_step(layer, states[-1], layout, model.position)
+        for layer in layers:
+            weights, after = layer.explicit_step(states[-1])
             attention.append(weights)
             states.append(after)
-        captured = CapturedForward(model, image, tuple(states), layout)
-        features = split_tokens(model.norm(torch.cat(states[1:])), layout)  # layers as a batch
+        captured = CapturedForward(model, image, tuple(layers), tuple(states[:-1]), tuple(states[1:]))
+        features = model.output_features(torch.cat(states[1:]), layout)  # layers as a batch
         pooled = model.pool_features(features)[-1:]
         outputs = {
             "attention": torch.cat(attention),
@@ -71,11 +73,7 @@ class Relevance(nn.Module):
         self.model = model
 
     def forward(self, image: Float[Tensor, "1 c h w"], target: Int[Tensor, "1"]) -> dict[str, Tensor]:
-        model = self.model
-        tokens, layout = model.embed(*model.patchify(image))
-        states = [tokens, *(after for _, after in model.encoder.walk(tokens, layout, model.position))]
-        captured = CapturedForward(model, image, tuple(states), layout)
-        return {"relevance": relevance(captured, target).flatten()}
+        return {"relevance": relevance(capture_steps(self.model, image), target).flatten()}
 
 
 def last(features: Features) -> Features:

@@ -132,7 +132,7 @@ def router(
         why a class is predicted. Occlusion measures the effect of masking patches.
         """
         chosen = service.model(model)
-        _ = chosen.vit  # reject models without attention before reading the image
+        _ = chosen.backbone  # reject models without attention before reading the image
         index = chosen.target(target) if method in CLASS_MAPS else None
         image = await read_image(request, settings)
         name, explained = ("explain", method, index), partial(_explanation, chosen.id, method, index)

@@ -35,7 +35,7 @@ def predictions(session: Session) -> dict[str, Any]:
     if not model.config.backbone.output_kind.classes:
         return {"predictions": None, "unknown": None}
     if model.config.has_attention:
-        scores, pooled = session.captured.logits(), session.captured.model.pool_features(session.captured.features())
+        scores, pooled = session.captured.logits(), model.pool_features(session.captured.features())
     else:
         scores, pooled = model.logits_and_pooled(session.image)
     return results.predictions(model, scores[0], pooled, labels)
@@ -62,7 +62,7 @@ def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> 
     mask = torch.zeros(1, *captured.layout.grid, dtype=torch.bool)
     mask.view(-1)[list(patches)] = True
     size = (captured.images.shape[2], captured.images.shape[3])
-    pixels = as_pixels(mask, captured.model.config.patch_stride, size)
+    pixels = as_pixels(mask, captured.model.config.map_stride, size)
     probabilities = masked_probabilities(captured, [pixels], "mean")[0]
     values = rounded(probabilities[list(classes)]) if classes else []
     return {

@@ -78,8 +78,7 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         inspected = service.model(model)
         at = inspected.layer(layer)
         inspected.check_attention()
-        config = inspected.vit.config
-        shape = (config.num_heads, config.num_tokens, config.num_tokens)
+        shape = inspected.backbone.config.attention_shapes[at][:3]
         make = lambda session: Payload(results.attention_bytes(session.captured, at), BYTES, shape)  # noqa: E731
         return await service.respond(request, model, id, ("attention", at), make)
 
@@ -87,7 +86,8 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
     async def similarity(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
         """Return uint8 [t, t]. The cosine similarity of two tokens after a layer is value / 127.5 - 1."""
         inspected = service.model(model)
-        at, tokens = inspected.layer(layer), inspected.vit.config.num_tokens
+        at = inspected.layer(layer)
+        tokens = inspected.backbone.config.attention_shapes[at].tokens
         check_size(tokens**2, "token similarity", tokens)
 
         def make(session: Session) -> Payload:
@@ -166,7 +166,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         """Return the predictions for an image with some patches masked."""
         config = service.model(model).classifier.config
         patches, classes = sorted(set(body.patches)), list(dict.fromkeys(body.classes))
-        limits = (("patches", patches, math.prod(config.grid)), ("classes", classes, config.num_classes))
+        limits = (("patches", patches, math.prod(config.map_grid)), ("classes", classes, config.num_classes))
         for key, given, count in limits:
             if wrong := [number for number in given if number >= count]:
                 raise ApiError(422, "bad_parameter", f"{key} must be integers from 0 to {count - 1}, got {wrong[0]}")
@@ -187,11 +187,11 @@ def add_model_routes(api: APIRouter, service: InspectService) -> None:
     async def position(request: Request, model: Model = None) -> Response:
         """Return uint8 [n, n]. The similarity of two positions is value / 127.5 - 1. Biases are scaled to [-1, 1]."""
         inspected = service.model(model)
-        n = math.prod(inspected.vit.config.grid)
+        n = math.prod(inspected.backbone.config.map_grid)
         check_size(n**2, "position similarity", n)
 
         def make() -> Payload:
-            similarity = results.position_bytes(inspected.vit)
+            similarity = results.position_bytes(inspected.backbone)
             if similarity is None:
                 raise ApiError(404, "no_positions", "the positions of this model cannot be compared")
             return Payload(similarity.tobytes(), BYTES, similarity.shape)
@@ -204,7 +204,7 @@ def add_model_routes(api: APIRouter, service: InspectService) -> None:
         inspected = service.model(model)
 
         def make() -> Payload:
-            rgb = filter_images(filter_components(inspected.vit).patterns)
+            rgb = filter_images(filter_components(inspected.backbone).patterns)
             return Payload(rgb.tobytes(), BYTES, rgb.shape)
 
         return await service.respond_without_image(request, inspected, "filters", make)

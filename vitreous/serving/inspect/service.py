@@ -26,8 +26,7 @@ from vitreous.explanation.result import class_index
 from vitreous.inference.engine import model_input
 from vitreous.inference.predictor import LONGEST
 from vitreous.model.centre_crop import covering
-from vitreous.model.protocol import Model, UnsupportedModel
-from vitreous.model.vit import ViT, require_vit
+from vitreous.model.protocol import Model, UnsupportedModel, require_attention
 from vitreous.page.results import NotFinite
 from vitreous.serving.batch_queue import Priority, Scheduler, Step, Work, result_for
 from vitreous.serving.errors import ApiError
@@ -92,29 +91,29 @@ class InspectedModel:
     labels: tuple[str, ...]
 
     @property
-    def vit(self) -> ViT:
-        """The model, or the encoder of a segmenter. Raises ApiError if it is not a Vision Transformer."""
+    def backbone(self) -> Model:
+        """The model, or the encoder of a segmenter. Raises ApiError if it has no attention."""
         try:
-            return require_vit(self.model, "attention")
+            return require_attention(self.model, "this request")
         except UnsupportedModel as error:
             raise ApiError(409, "no_attention", str(error)) from None
 
     @property
-    def classifier(self) -> ViT:
-        """The Vision Transformer. Raises ApiError if it does not predict classes."""
-        if not self.vit.config.output_kind.classes:
+    def classifier(self) -> Model:
+        """The model. Raises ApiError if it does not predict classes."""
+        if not self.backbone.config.output_kind.classes:
             raise ApiError(409, "no_head", f"{self.id} does not predict classes, so there is no class to explain")
-        return self.vit
+        return self.backbone
 
     @property
     def grid(self) -> Size:
-        """Patch grid, or (0, 0) for a model without attention."""
+        """Grid of the maps, or (0, 0) for a model without attention."""
         config = self.model.config.backbone
-        return config.grid if config.has_attention else (0, 0)
+        return config.map_grid if config.has_attention else (0, 0)
 
     def layer(self, layer: int | None) -> int:
         """Check a layer index. None selects the last layer."""
-        depth = self.vit.config.depth
+        depth = len(self.backbone.config.attention_shapes)
         if layer is not None and layer >= depth:
             raise ApiError(422, "bad_parameter", f"layer must be an integer from 0 to {depth - 1}, got {layer}")
         return depth - 1 if layer is None else layer
@@ -128,8 +127,8 @@ class InspectedModel:
 
     def check_attention(self) -> None:
         """Raise ApiError if the attention weights of one layer are too large to send or to keep for gradients."""
-        config = self.vit.config
-        check_size(config.num_heads * config.num_tokens**2, "the attention of one layer", config.num_tokens)
+        for shape in self.backbone.config.attention_shapes:
+            check_size(shape.heads * shape.tokens * shape.keys, "the attention of one layer", shape.tokens)
 
 
 def check_size(size: int, what: str, tokens: int) -> None:
@@ -192,8 +191,8 @@ class Session:
         """The forward pass from which all results are computed."""
         return self.once(
             "captured",
-            lambda: capture(self.inspected.vit, self.image),
-            lambda captured: sum(state.nbytes for state in captured.states),
+            lambda: capture(self.inspected.backbone, self.image),
+            lambda captured: captured.nbytes,
         )
 
     @property
@@ -205,15 +204,14 @@ class Session:
     @property
     def slow(self) -> bool:
         """True if a forward pass takes a significant fraction of a second, as with ViT-B/16 (not ViT-S/16) on a CPU."""
-        config = self.inspected.vit.config
-        return self.image.device.type == "cpu" and config.num_tokens * config.width**2 * config.depth > 10**9
+        numbers = sum(tokens.shape[1] * tokens.shape[2] ** 2 for tokens in self.captured.inputs)
+        return self.image.device.type == "cpu" and numbers > 10**9
 
     @property
     def batch_size(self) -> int:
         """Number of images per forward pass. It is small to keep steps short, e.g. 4 for ViT-B/16 on a CPU."""
-        config = self.inspected.vit.config
         numbers = 2**23 if self.image.device.type == "cpu" else 2**27
-        return min(max(numbers // (config.num_tokens * config.width * config.depth), 1), 64)
+        return min(max(numbers // sum(tokens[0].numel() for tokens in self.captured.inputs), 1), 64)
 
 
 # ---- Results ---------------------------------------------------------------------------------------------------------
