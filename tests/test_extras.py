@@ -63,7 +63,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
     "trackio": (("trackio",), [(*TRAIN, "--track", "trackio")]),
     "plot": (("matplotlib",), [("explain", "{checkpoint}", "{images}/a/0.png", "--out", "{tmp}/why")]),
 }
-DEVELOPMENT = {"dev", "peers"}
+DEVELOPMENT = {"dev", "docs", "peers"}
 CASES = [(extra, words) for extra, (_, commands) in NEEDS.items() for words in commands]
 
 

@@ -141,7 +141,7 @@ def test_conda_recipe_has_the_requirements_of_the_wheel() -> None:
         return {f"{conda_names.get(one.name, one.name)} {one.specifier}" for one in found}
 
     extras = PROJECT["optional-dependencies"]
-    optional = [text for extra, texts in extras.items() if extra not in ("dev", "peers") for text in texts]
+    optional = [text for extra, texts in extras.items() if extra not in ("dev", "docs", "peers") for text in texts]
     needs = recipe["requirements"]
     assert set(needs["run"]) == conda(PROJECT["dependencies"]) | {f"python {PROJECT['requires-python']}"}
     assert set(needs["run_constraints"]) == conda(optional)

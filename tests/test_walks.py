@@ -1,4 +1,4 @@
-"""The walkthroughs in docs/architecture.md list exactly the files whose functions are called."""
+"""The walkthroughs in docs/en/architecture.md list exactly the files whose functions are called."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ from vitreous.serving.models import serve_model
 pytestmark = pytest.mark.slow
 
 PACKAGE = Path(vitreous.__file__).parent
-GUIDE = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+GUIDE = (PACKAGE.parent / "docs" / "en" / "architecture.md").read_text()
 SKIPPED = ("model/", "common/", "__init__.py")
 
 

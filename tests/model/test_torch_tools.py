@@ -1,4 +1,4 @@
-"""The "PyTorch tools" table in docs/architecture.md. test_compile.py covers torch.compile."""
+"""The "PyTorch tools" table in docs/en/architecture.md. test_compile.py covers torch.compile."""
 
 import io
 from collections.abc import Callable

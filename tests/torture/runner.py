@@ -20,7 +20,7 @@ from pathlib import Path
 from torture.scene import NotRun, Scene
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "en" / "reliability.md"
 BEGIN, END = "<!-- torture: begin -->", "<!-- torture: end -->"
 PASSED, FAILED, NOT_RUN = "pass", "FAIL", "not run"
 
@@ -89,7 +89,7 @@ def main(cases: Sequence[Case], arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("torture", description="Run faults against the command line and the server.")
     parser.add_argument("--only", metavar="TEXT", help="run the cases whose name contains TEXT")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "torture.json", help="results as JSON")
-    parser.add_argument("--publish", action="store_true", help="write the table to docs/reliability.md")
+    parser.add_argument("--publish", action="store_true", help="write the table to docs/en/reliability.md")
     options = parser.parse_args(arguments)
     chosen = [case for case in cases if not options.only or options.only in case.name]
     if not chosen:

@@ -23,7 +23,7 @@ from vitreous.weights import load as loading
 from vitreous.weights.catalog import BY_PRESET, CATALOG
 from vitreous.weights.io.errors import BadCheckpoint
 
-DOCS = Path(vitreous.__file__).parents[1] / "docs" / "weights.md"
+DOCS = Path(vitreous.__file__).parents[1] / "docs" / "en" / "weights.md"
 SMALL = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"  # the smallest repository: augreg-ti16
 
 

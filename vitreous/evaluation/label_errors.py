@@ -2,7 +2,7 @@
 
 Each image gets class probabilities from a classifier that was fitted without that image. An image is suspicious if the
 probability of its label is low. On CIFAR-10N, ranking by this probability found more errors than ranking by the margin
-to the most probable other class (docs/measured.md).
+to the most probable other class (docs/en/measured.md).
 
 n: images; d: feature width.
 """

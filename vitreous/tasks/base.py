@@ -93,7 +93,7 @@ class Solution(NamedTuple):
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Defaults for fine-tuning a checkpoint. See docs/measured.md for the comparisons."""
+    """Defaults for fine-tuning a checkpoint. See docs/en/measured.md for the comparisons."""
 
     side: int = 224  # image size for checkpoints with a larger image size
     batch_size: int = 64

@@ -1,4 +1,4 @@
-"""Chooses all settings that a config does not specify. The choices are based on measurements in docs/measured.md."""
+"""Chooses all settings that a config does not specify. The choices are based on measurements in docs/en/measured.md."""
 
 import dataclasses
 import itertools
@@ -34,7 +34,7 @@ from vitreous.weights.catalog import BY_PRESET
 from vitreous.weights.hub import HubUnavailable
 from vitreous.weights.load import Checkpoint, open_checkpoint
 
-# Minimum and maximum number of steps. Fine-tuning converges in fewer steps (see docs/measured.md).
+# Minimum and maximum number of steps. Fine-tuning converges in fewer steps (see docs/en/measured.md).
 STEPS, FINE_TUNING_STEPS, CPU_FINE_TUNING_STEPS = (600, 40_000), (400, 1_500), (100, 500)
 # Minimum number of steps between evaluations (an epoch can have only two steps), and minimum evaluations per run.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
@@ -324,7 +324,7 @@ def batch_size(count: int, ideal: int, parts: int) -> int:
 
 
 def learning_rate(config: TrainConfig, fine_tuning: FineTuning) -> Choice:
-    """Choose the peak learning rate. docs/measured.md compares learning rates for Muon, LoRA and fine-tuning."""
+    """Choose the peak learning rate. docs/en/measured.md compares learning rates for Muon, LoRA and fine-tuning."""
     assert isinstance(config.batch_size, int)
     if config.train_only == "head":
         return Choice("lr", 3e-3, "for training only the head")

@@ -146,7 +146,7 @@ def _check_same(here: Mapping[str, str], stated: Mapping[str, str], names: Itera
             raise ValueError(
                 f"{name} is {found} in the model but {expected} in its config, and loading uses only the config. "
                 "Merge the change into the weights (e.g. for LoRA), save model.state_dict() yourself, "
-                "or add a config option for it (see docs/architecture.md)"
+                "or add a config option for it (see docs/en/architecture.md)"
             )
 
 

@@ -1,0 +1,144 @@
+"""MkDocs hooks: pages made from other files of the repository, and links to them.
+
+A page links to a file outside docs/ as on GitHub, e.g. `../../vitreous/model/vit.py#L30-L42`. On the site, such a link
+leads to a page with the source of that file.
+"""
+
+import argparse
+import logging
+import posixpath
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import jieba
+import tyro
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+from vitreous.cli.main import COMMANDS, PLAIN
+
+jieba.setLogLevel(logging.WARNING)
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"(?<=\]\()([^)\s:#]+)(#[^)\s]*)?(?=\))")
+PUBLISHED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Replace a pattern in the navigation by the pages that match it."""
+    for entry in list(config.nav or []):
+        for title, pattern in entry.items():
+            if isinstance(pattern, str) and "*" in pattern:
+                english = Path(config.docs_dir) / "en"
+                pages = sorted(english.glob(pattern), key=lambda path: (path.name != "index.md", path.name))
+                entry[title] = [path.relative_to(english).as_posix() for path in pages]
+                if not pages:
+                    config.nav.remove(entry)
+    return config
+
+
+@event_priority(-200)  # after the i18n plugin, which rebuilds all files from their paths
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for every source file that a page links to."""
+    language = config.plugins["i18n"].current_language
+    linked = {
+        path
+        for page in files.documentation_pages()
+        for path, _, _ in outside_links(page.src_uri, text_of(page, config))
+    }
+    for path in sorted(linked - set(PUBLISHED)):
+        file = File.generated(config, source_page(path), content=as_page(path), inclusion=InclusionLevel.NOT_IN_NAV)
+        if language != "en":
+            file.dest_uri = f"{language}/{file.dest_uri}"
+        files.append(file)
+    return files
+
+
+@event_priority(100)
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill generated pages and redirect links to files outside docs/."""
+    here = page.file.src_uri
+    if here.startswith("source/"):
+        return markdown
+    name = here.split("/", 1)[1]
+    markdown = text_of(page.file, config) if name in ("contributing.md", "changelog.md") else markdown
+    if name == "reference/cli.md":
+        markdown = command_reference()
+    for path, anchor, whole in set(outside_links(here, markdown)):
+        line = re.fullmatch(r"#L(\d+)(-L\d+)?", anchor)
+        target = f"en/{PUBLISHED[path]}" if path in PUBLISHED else source_page(path)
+        anchor = f"#__codelineno-0-{line[1]}" if line else anchor
+        markdown = markdown.replace(f"]({whole})", f"]({relative(target, here)}{anchor})")
+    return markdown
+
+
+# ---- Links to files outside docs/ ------------------------------------------------------------------------------------
+
+
+def text_of(file: File, config: MkDocsConfig) -> str:
+    """Return the Markdown of a page. Pages made from a file in the root get links relative to docs/en."""
+    for original, published in PUBLISHED.items():
+        if file.src_uri.endswith(f"/{published}") and published != "index.md":
+            text = (ROOT / original).read_text()
+            return re.sub(r"\]\(docs/en/", "](", re.sub(r"\]\((?!docs/|http|#)", "](../../", text))
+    return file.content_string
+
+
+def outside_links(page: str, markdown: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (path in the repository, anchor, whole link) for links that leave docs/."""
+    for match in LINK.finditer(markdown):
+        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), match[1]))
+        if not path.startswith("docs/") and (ROOT / path).is_file():  # MkDocs reports missing files
+            yield path, match[2] or "", match[0]
+
+
+def source_page(path: str) -> str:
+    return f"source/{path}.md"
+
+
+def relative(target: str, page: str) -> str:
+    return posixpath.relpath(target, posixpath.dirname(page))
+
+
+def as_page(path: str) -> str:
+    """Return a page with the source of a file, hidden from the search."""
+    language = {".py": "python", ".yaml": "yaml", ".js": "js", ".sbatch": "bash"}.get(Path(path).suffix, "text")
+    text = (ROOT / path).read_text().rstrip()
+    return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n``````{language} linenums='1'\n{text}\n``````\n"
+
+
+# ---- Command reference -----------------------------------------------------------------------------------------------
+
+
+def command_reference() -> str:
+    """Return a page with the description and arguments of every command, from its parser."""
+    parts = ["# Command line", "`vitreous COMMAND --help` prints the same. Flags marked `*` take several values."]
+    for name, command in COMMANDS.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # tyro offers no other access to its parser
+            parser = tyro.extras.get_parser(command, prog=f"vitreous {name}", config=PLAIN)
+        description, _, example = (parser.description or "").partition("Example: ")
+        parts += [f"## vitreous {name}", description.strip()]
+        parts += [f"```bash\n{example.strip()}\n```"] if example else []
+        for group in parser._action_groups:
+            rows = [row for action in group._group_actions if (row := argument_row(action))]
+            title = group.title or ""
+            if rows:
+                parts.append("\n".join([f"| {title.capitalize()} | |", "|---|---|", *rows]))
+    return "\n\n".join(parts)
+
+
+def argument_row(action: argparse.Action) -> str:
+    if action.dest == "help" or action.help == argparse.SUPPRESS:
+        return ""
+    value = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar or ""
+    several = "`*`" if action.nargs in ("*", "+") and action.option_strings else ""
+    text = " ".join((action.help or "").split()).replace("|", "\\|").replace("<", "&lt;")
+    text = re.sub(r" \(default: (None|\s*|False)\)$", "", text)
+    name = ", ".join(action.option_strings) or action.dest
+    shown = f"{name} {value}".strip() if action.option_strings else value or name
+    escaped = shown.replace("|", "\\|")
+    return f"| `{escaped}` {several} | {text} |"
