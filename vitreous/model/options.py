@@ -32,7 +32,7 @@ def label_of(option: object) -> str:
 # ---- Position embedding ----------------------------------------------------------------------------------------------
 
 # Library whose resampling is used for positions at another image size (see position.py).
-Interpolation = Literal["google", "timm", "huggingface", "torchvision", "dinov2", "dinov2-registers"]
+Interpolation = Literal["google", "timm", "huggingface", "torchvision", "dinov2", "dinov2-registers", "naflex"]
 
 
 def check_interpolation(value: object) -> None:

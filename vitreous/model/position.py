@@ -242,6 +242,7 @@ RESAMPLINGS: dict[Interpolation, _Resampling] = {
     "torchvision": _Resampling("bicubic", align_corners=True),
     "dinov2": _Resampling("bicubic", scale_offset=0.1),  # required by DINOv2's released weights
     "dinov2-registers": _Resampling("bicubic", antialias=True),
+    "naflex": _Resampling("bilinear", antialias=True),  # SigLIP 2 with variable aspect ratios
 }
 
 

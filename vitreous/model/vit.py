@@ -199,4 +199,3 @@ class ViT(Model):
             layout.grid,
             layout.keep_indices,
         )
-

@@ -12,7 +12,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.vit import ViT
 from vitreous.weights.formats.base import AssumptionWarning
-from vitreous.weights.formats.detect_format import canonical_name, format_named
+from vitreous.weights.formats.detect_format import canonical_name, format_for
 from vitreous.weights.io.containers import SUFFIXES
 from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat, shown
 from vitreous.weights.load import ImageSize, load, open_checkpoint, save
@@ -69,8 +69,9 @@ def convert(
     save(model, target, to, lossy=lossy)
     provenance, losses, remarks = provenance_of(model), [], []
     if canonical_name(to) != "vitreous" and isinstance(model.config, ViTConfig):
-        losses = format_named(to).differences(model.config, folder=target.suffix not in SUFFIXES)
-        remarks = [] if target.suffix in SUFFIXES else format_named(to).minor_differences(model.config)
+        written_as = format_for(to, model.config)
+        losses = written_as.differences(model.config, folder=target.suffix not in SUFFIXES)
+        remarks = [] if target.suffix in SUFFIXES else written_as.minor_differences(model.config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AssumptionWarning)  # reported in `not_kept`
         written, not_kept = _read_back(target, to, model.config)

@@ -20,7 +20,7 @@ from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.options import Conditional
 from vitreous.weights.catalog import CATALOG, HUB_PREFIX
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
-from vitreous.weights.formats.detect_format import canonical_name, format_named, identify, under
+from vitreous.weights.formats.detect_format import canonical_name, format_for, identify, under
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
 from vitreous.weights.hub import Snapshot, check_destination, download, push_saved
@@ -326,6 +326,6 @@ def save(
     if format == "vitreous":
         save_folder(model, path, provenance)
     else:
-        write_foreign(model, format_named(format), path, lossy)
+        write_foreign(model, format_for(format, model.config), path, lossy)
     if repository is not None:
         push_saved(model, Path(path), format, repository, provenance)

@@ -6,7 +6,7 @@ and detects the format of a checkpoint. Each library has its own file or folder.
 """
 
 from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
-from vitreous.weights.formats.detect_format import FORMATS, canonical_name, format_named, identify
+from vitreous.weights.formats.detect_format import FORMATS, canonical_name, format_for, identify
 
 __all__ = [
     "FORMATS",
@@ -15,6 +15,6 @@ __all__ = [
     "Format",
     "StateDict",
     "canonical_name",
-    "format_named",
+    "format_for",
     "identify",
 ]

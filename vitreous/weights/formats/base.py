@@ -204,11 +204,15 @@ class ConfigBuilder:
         """Set the native image size from the number of positions. Return the number of prefix positions.
 
         wanted: Image size requested by the caller, or None. native: Image size specified by the checkpoint, or None.
-        The first match is used: the native size, a square grid with the first prefix choice, the wanted size, or (if
+        The first match is used: the native size (if its partial patches have no positions, the model ignores them), a
+        square grid with the first prefix choice, the wanted size, or (if
         `native` is None) a square grid with another prefix. The last case is uncertain: a 15 x 15 grid, and a 14 x 16
         grid with a class token, both have 225 positions.
         """
         native = self.overrides.get("image_size", native)
+        if native is not None and (prefix := _truncating(positions, prefix_choices, patch_stride, native)) is not None:
+            self.set(image_size=as_size(native), truncate=True)
+            return prefix
         if native is not None and (prefix := _fitting(positions, prefix_choices, patch_stride, native)) is not None:
             self.set(image_size=as_size(native))
             return prefix
@@ -260,6 +264,12 @@ def _fitting(positions: int, prefix_choices: Sequence[int], patch_stride: Size, 
     """Return the prefix length for which the remaining positions are the grid of this image size, or None."""
     patches = math.prod(-(-side // stride) for side, stride in zip(as_size(size), patch_stride, strict=True))
     return next((prefix for prefix in prefix_choices if positions == prefix + patches), None)
+
+
+def _truncating(positions: int, prefix_choices: Sequence[int], patch_stride: Size, size: Any) -> int | None:
+    """Return the prefix length if all positions belong to whole patches of an image with partial patches, or None."""
+    whole = [side // stride * stride for side, stride in zip(as_size(size), patch_stride, strict=True)]
+    return None if tuple(whole) == as_size(size) else _fitting(positions, prefix_choices, patch_stride, whole)
 
 
 def _square_side(patches: int) -> int:

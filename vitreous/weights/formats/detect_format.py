@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitreous.common.checks import check_choice
+from vitreous.model.protocol import ModelConfig
 from vitreous.weights.formats.base import Format, StateDict
 from vitreous.weights.formats.big_vision import BigVision
 from vitreous.weights.formats.bit import Bit
@@ -20,6 +21,8 @@ from vitreous.weights.formats.dinov2 import DinoV2
 from vitreous.weights.formats.google import Google
 from vitreous.weights.formats.huggingface.config import FAMILIES as TRANSFORMERS_FAMILIES
 from vitreous.weights.formats.huggingface.format import HuggingFace
+from vitreous.weights.formats.huggingface.towers import MODEL_TYPES as TOWER_TYPES
+from vitreous.weights.formats.huggingface.towers import HuggingFaceTower
 from vitreous.weights.formats.lucidrains import Lucidrains
 from vitreous.weights.formats.mae import Mae
 from vitreous.weights.formats.paddle import Paddle, PaddleViT
@@ -33,6 +36,7 @@ FORMATS: list[Format] = [
     Google(),
     BigVision(),
     HuggingFace(),
+    HuggingFaceTower(),
     Torchvision(),
     Lucidrains(),
     PaddleViT(),
@@ -49,7 +53,7 @@ VITREOUS_TENSOR = "encoder.blocks.0.attention_norm.weight"
 
 
 def format_names() -> tuple[str, ...]:
-    return "vitreous", *(format.name for format in FORMATS)
+    return tuple(dict.fromkeys(("vitreous", *(format.name for format in FORMATS))))
 
 
 def canonical_name(name: str) -> str:
@@ -59,8 +63,17 @@ def canonical_name(name: str) -> str:
     return name
 
 
-def format_named(name: str) -> Format:
-    return next(format for format in FORMATS if format.name == canonical_name(name))
+def layouts_named(name: str) -> list[Format]:
+    """Return the formats of this name: several if the layout of a library's tensors depends on the model."""
+    return [format for format in FORMATS if format.name == canonical_name(name)]
+
+
+def format_for(name: str, config: ModelConfig) -> Format:
+    """Return the format of this name that can store the model, or the one that lacks the fewest of its parts."""
+    layouts = [format for format in layouts_named(name) if isinstance(config, format.config_class)]
+    if len(layouts) < 2:
+        return (layouts or layouts_named(name))[0]
+    return min(layouts, key=lambda format: len(format.unsupported(config)))  # type: ignore[arg-type]
 
 
 def identify(state: StateDict, name: str | None = None) -> tuple[Format, str]:
@@ -68,7 +81,11 @@ def identify(state: StateDict, name: str | None = None) -> tuple[Format, str]:
     detected, prefix = _recognise(state), ""
     if detected is None and len(state.tensors) <= MAX_SEARCHED:
         detected, prefix = _search_prefixes(state)
-    return (_supported(under(state, prefix), detected) if name is None else format_named(name)), prefix
+    model = under(state, prefix)
+    if name is None:
+        return _supported(model, detected), prefix
+    layouts = layouts_named(name)
+    return next((format for format in layouts if format.recognises(model)), layouts[0]), prefix
 
 
 def under(state: StateDict, prefix: str) -> StateDict:
@@ -177,7 +194,7 @@ PROJECTION = "embeddings.patch_embeddings.projection.weight"
 # Unsupported models, by patterns of their tensor names. They are transformers models unless stated otherwise.
 UNSUPPORTED = {
     r"(^|\.)visual\.conv1\.weight$": "CLIP (OpenAI, open_clip), which has a norm before the first block",
-    r"(^|\.)embeddings\.(class_embedding|patch_embedding\.weight)$": "a vision tower like CLIP's or SigLIP's",
+    r"(^|\.)layers\.\d+\.self_attn\.qkv\.weight$": "the vision tower of BLIP",
     r"(^|\.)embeddings\.detection_tokens$": "YOLOS",
     r"(^|\.)embeddings\.time_embeddings$|\.temporal_attention\.": "TimeSformer",
     r"(^|\.)embeddings\.text_embeddings\.": "ViLT",
@@ -205,7 +222,7 @@ def _unsupported_model(state: StateDict, detected: Format | None) -> str:
     """
     model_type, architecture = (state.config.get(key) for key in ("model_type", "architecture"))
     if isinstance(model_type, str) and (detected is None or detected.name == "huggingface"):
-        known = model_type in TRANSFORMERS_FAMILIES
+        known = model_type in TRANSFORMERS_FAMILIES or model_type in TOWER_TYPES
         return "" if known else f"a transformers {model_type!r:.80} model (model_type in config.json)"
     if detected is None and isinstance(architecture, str):
         return f"a timm {architecture!r:.80} model (architecture in config.json)"

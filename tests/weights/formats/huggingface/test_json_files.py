@@ -249,7 +249,7 @@ def test_rectangular_crop_requires_lossy(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"model_type": "beit"}, r"unsupported model: a transformers 'beit' model"),
-        ({"hidden_act": "quick_gelu"}, r"hidden_act must be one of gelu.*got 'quick_gelu'"),
+        ({"hidden_act": "silu"}, r"hidden_act must be one of gelu.*got 'silu'"),
         ({"num_attention_heads": "many"}, r"num_attention_heads must be an integer, got 'many'"),
         ({"num_attention_heads": 7}, r"num_heads is 7, but must be a divisor of width \(64\)"),
         ({"num_hidden_layers": 10**9}, r"depth is 1000000000"),

@@ -29,7 +29,7 @@ FAMILIES: dict[Family, FamilyDefaults] = {
     "dinov2": FamilyDefaults("Dinov2", "Bit", 1e-6),
     "dinov2_with_registers": FamilyDefaults("Dinov2WithRegisters", "Bit", 1e-6),
 }
-ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_python": "erf"}
+ACTIVATIONS: dict[str, options.GeluApproximation] = {"gelu": "erf", "gelu_python": "erf", "quick_gelu": "quick"}
 ACTIVATIONS |= dict.fromkeys(
     ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh"
 )
@@ -205,14 +205,14 @@ def _set_output(state: StateDict, builder: ConfigBuilder, dino: bool, width: int
                     "the mean of the patches, which is not supported. Pass num_classes=0 to drop the classifier"
                 )
             builder.set(pool=options.GlobalAverage("before") if mean else options.ClassToken())
-        builder.set(num_classes=classes, labels=_labels(state.config, classes))
+        builder.set(num_classes=classes, labels=labels_of(state.config, classes))
     elif not classifiers and "pooler.dense.weight" in names:
         if (activation := fields_of(state).get(str, "pooler_act", "tanh")) != "tanh":
             raise BadCheckpoint(f"{state.path}: pooler_act must be 'tanh', got {activation!r}")
         builder.set(head=options.TanhHead(state.shape("pooler.dense.weight", 2)[0]))
 
 
-def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
+def labels_of(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     """Return the class names, or () if they are missing or transformers' placeholders (LABEL_0, LABEL_1, ...)."""
     given = config.get("id2label")
     if not isinstance(given, dict) or len(given) != classes:
@@ -229,7 +229,6 @@ def _labels(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     """Return the config.json from which `AutoModel` and `AutoModelForImageClassification` build the model."""
     family = family_of(config)
-    tanh = isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh"
     sizes = {"image_size": config.image_size, "patch_size": config.patch_size}
     teacher = "WithTeacher" if config.distillation_token else ""
     task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
@@ -239,7 +238,7 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.num_heads,
-        "hidden_act": "gelu_pytorch_tanh" if tanh else "gelu",
+        "hidden_act": activation_name(config),
         "layer_norm_eps": config.norm_eps,
         "qkv_bias": config.qkv_bias,
         **{key: sides[0] if sides[0] == sides[1] else list(sides) for key, sides in sizes.items()},
@@ -267,6 +266,11 @@ def transformers_config(config: ViTConfig, dtype: str) -> dict[str, Any]:
     document["id2label"] = {str(i): label for i, label in enumerate(labels)}
     document["label2id"] = {label: i for i, label in enumerate(labels)}
     return document
+
+
+def activation_name(config: ViTConfig) -> str:
+    approximation = config.mlp.approximation if isinstance(config.mlp, options.Gelu) else "erf"
+    return {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}[approximation]
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:

@@ -14,26 +14,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import ClassToken, GlobalAverage, LinearHead, Preprocessing, SwiGlu, TanhHead
+from vitreous.model.options import ClassToken, GlobalAverage, LinearHead, SwiGlu, TanhHead
 from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.huggingface.config import (
     FAMILIES,
+    family_in,
     family_of,
     infer_fields,
     mlp_ratio,
     transformers_config,
 )
-from vitreous.weights.formats.huggingface.processor import infer_preprocessing, transformers_processor
+from vitreous.weights.formats.huggingface.processor import (
+    PUBLISHED,
+    infer_preprocessing,
+    processor_differences,
+    processor_preprocessing,
+    transformers_processor,
+)
 from vitreous.weights.formats.mapping import Conversion, Row, concat, per_layer, position_table, row, rows, single
 from vitreous.weights.formats.timm.format import with_registers
-from vitreous.weights.formats.write_checks import (
-    margin_differences,
-    numeric_differences,
-    range_differences,
-    resize_differences,
-)
+from vitreous.weights.formats.write_checks import margin_differences, numeric_differences
 
 PATCHES = "embeddings.patch_embeddings.projection"
 # From the in-memory names of version 5 to the names in files (those of version 4). DINOv2's MLP has the same names in
@@ -75,7 +76,8 @@ class HuggingFace(Format):
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         infer_fields(state, builder, image_size)
-        infer_preprocessing(state, builder)
+        family = family_in(state)
+        infer_preprocessing(state, builder, FAMILIES[family].processor, PUBLISHED[family])
 
     def table(self, config: ViTConfig) -> list[Row]:
         table = rows("patches.projection", PATCHES) + _tokens(config)
@@ -87,16 +89,12 @@ class HuggingFace(Format):
 
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
         if folder:
-            if config.preprocessing.fit == "pad":
-                return ["images are padded in Vitreous and cropped in transformers' processors"]
-            processors = "transformers' processors"
-            resizing = resize_differences(config, _transformers_preprocessing(config), processors)
-            return range_differences(config, processors) + resizing
+            return processor_differences(config)
         family = FAMILIES[family_of(config)]
         return numeric_differences(config, f"transformers' {family.classes}", family.norm_eps)
 
     def minor_differences(self, config: ViTConfig) -> list[str]:
-        return margin_differences(config, _transformers_preprocessing(config), self.title)
+        return margin_differences(config, processor_preprocessing(config), self.title)
 
     def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
         return {} if config.layer_scale is None else {"embeddings.mask_token": torch.zeros(1, config.width)}
@@ -212,9 +210,3 @@ def _output_problems(config: ViTConfig) -> list[str]:
     elif config.num_classes and not isinstance(config.head, LinearHead):
         lines.append(f"transformers requires LinearHead for a classifier, got {type(config.head).__name__}")
     return lines
-
-
-def _transformers_preprocessing(config: ViTConfig) -> Preprocessing:
-    """Return the preprocessing that transformers applies with the preprocessor_config.json written here."""
-    how, size = config.preprocessing, config.image_size
-    return dataclasses.replace(how, crop_fraction=max(size) / max(scaled(size, how)), geometry="huggingface")

@@ -13,21 +13,26 @@ from vitreous.common.checks import Size
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import IMAGENET, Geometry, Preprocessing
+from vitreous.model.options import CLIP, IMAGENET, Geometry, Preprocessing
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
-from vitreous.weights.formats.huggingface.config import FAMILIES, Family, JsonFields, family_in
+from vitreous.weights.formats.huggingface.config import Family, JsonFields
+from vitreous.weights.formats.write_checks import range_differences, resize_differences
 from vitreous.weights.io.errors import BadCheckpoint
 
 FILE = "preprocessor_config.json"
 
 # Defaults of the processors, by the prefix of their class names.
 HALVES = (0.5, 0.5, 0.5)
-CLIP = {"image_mean": (0.48145466, 0.4578275, 0.40821073), "image_std": (0.26862954, 0.26130258, 0.27577711)}
+CROPPED = {"size": {"shortest_edge": 224}, "crop_size": 224, "do_center_crop": True, "resample": 3}
+CROPPED |= {"image_mean": CLIP.mean, "image_std": CLIP.std}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ViT": {"size": 224, "resample": 2, "image_mean": HALVES, "image_std": HALVES},
     "DeiT": {"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}
     | {"image_mean": HALVES, "image_std": HALVES},
-    "Bit": {"size": {"shortest_edge": 224}, "crop_size": 224, "do_center_crop": True, "resample": 3} | CLIP,
+    "Bit": CROPPED,
+    "CLIP": CROPPED,
+    "Siglip": {"size": 224, "resample": 3, "image_mean": HALVES, "image_std": HALVES},
+    "Siglip2": {"size": 256, "resample": 2, "image_mean": HALVES, "image_std": HALVES},
 }
 
 # Preprocessing of the published models, for weights without a preprocessor_config.json.
@@ -46,17 +51,18 @@ PIXEL = 1 / 255
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def infer_preprocessing(state: StateDict, builder: ConfigBuilder) -> None:
-    file, family = state.path / FILE, family_in(state)
+def infer_preprocessing(state: StateDict, builder: ConfigBuilder, usual: str, published: Preprocessing) -> None:
+    """Read the preprocessing, or assume `published`. `usual` is the prefix of the model's processor class."""
+    file = state.path / FILE
     if not file.is_file():
-        builder.assume_preprocessing(f"default of the published models, because there is no {FILE}", PUBLISHED[family])
+        builder.assume_preprocessing(f"default of the published models, because there is no {FILE}", published)
         return
     document = read_json_object(file, BadCheckpoint)
     fields = JsonFields(file, document)
     processor = fields.get(str, "image_processor_type", fields.get(str, "feature_extractor_type", ""))
-    kind = next((kind for kind in DEFAULTS if processor.startswith(kind)), FAMILIES[family].processor)
+    kind = next((kind for kind in DEFAULTS if processor.startswith(f"{kind}Image")), usual)
     document = DEFAULTS[kind] | {key: value for key, value in document.items() if value is not None}
-    preprocessing, size, differences = read_processor(file, document, shortest=kind == "Bit")
+    preprocessing, size, differences = read_processor(file, document, shortest=kind in ("Bit", "CLIP"))
     if differences:
         builder.assume("; ".join(differences), preprocessing=preprocessing)
     else:
@@ -154,3 +160,18 @@ def transformers_processor(config: ViTConfig) -> dict[str, Any]:
     # Only read by Vitreous: the sizes above are rounded, and transformers rounds crop offsets differently.
     document |= {"crop_fraction": how.crop_fraction, "geometry": how.geometry}
     return document
+
+
+def processor_preprocessing(config: ViTConfig) -> Preprocessing:
+    """Return the preprocessing that transformers applies with the preprocessor_config.json written here."""
+    how, size = config.preprocessing, config.image_size
+    return replace(how, crop_fraction=max(size) / max(scaled(size, how)), geometry="huggingface")
+
+
+def processor_differences(config: ViTConfig) -> list[str]:
+    """Return one line per difference between the preprocessing of the config and that of transformers."""
+    if config.preprocessing.fit == "pad":
+        return ["images are padded in Vitreous and cropped in transformers' processors"]
+    processors = "transformers' processors"
+    resizing = resize_differences(config, processor_preprocessing(config), processors)
+    return range_differences(config, processors) + resizing
