@@ -9,10 +9,15 @@ import { unavailableReason } from "../image/map-list.js";
 import { view } from "./view-state.js";
 
 const LIGHT = 64e6; // bytes; above this, hidden layers are loaded only on request
+const RETRY = 3000; // milliseconds until failed requests are repeated
+const isTemporary = ({ code, status }) => code === "unreachable" || status >= 500;
 
 export class Prefetch {
   constructor(pane, session, redraw) {
-    Object.assign(this, { pane, session, redraw, requested: new Set(), failures: new Map(), heavy: null, stopped: false });
+    Object.assign(this, { pane, session, redraw, heavy: null, retry: 0, stopped: false });
+    this.requested = new Set(); // keys
+    this.failures = new Map(); // messages by key
+    this.temporary = new Set(); // keys of failures that may not happen again
     const { heads, depth, tokens } = pane.model;
     const count = pane.shown.grid[0] * pane.shown.grid[1] + tokens.prefix.length;
     this.size = (heads ?? 0) * (depth ?? 0) * count * count * source.weightBytes;
@@ -22,6 +27,19 @@ export class Prefetch {
   stop() {
     this.stopped = true;
     this.heavy?.abort();
+    clearTimeout(this.retry);
+  }
+
+  /** Repeats requests that failed because the server was down, after a pause. */
+  #tryAgain() {
+    clearTimeout(this.retry);
+    this.retry = setTimeout(() => {
+      for (const key of this.temporary) this.requested.delete(key);
+      this.temporary.clear();
+      this.wanted = null;
+      this.start();
+      this.redraw();
+    }, RETRY);
   }
 
   /** Loads everything cheap after the first map is shown. */
@@ -90,9 +108,16 @@ export class Prefetch {
     const words = key.startsWith("faithfulness") ? "check-wait" : map ? `computing-${map}` : "loading";
     try {
       await showWhile(t(words, { map: map ? t(`map-${map}`) : "" }), ask());
+      this.failures.delete(key);
     } catch (error) {
       if (error.name === "AbortError") this.requested.delete(key);
-      else this.failures.set(key, error.message);
+      else {
+        this.failures.set(key, error.message);
+        if (isTemporary(error) && !this.stopped) {
+          this.temporary.add(key);
+          this.#tryAgain();
+        }
+      }
     }
     if (!this.stopped) this.redraw();
   }
