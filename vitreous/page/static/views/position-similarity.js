@@ -16,10 +16,11 @@ export class PositionSimilarity {
     this.one = el("canvas", { class: "one", role: "img" });
     this.words = el("p", { class: "soft small" });
     this.about = el("p", { class: "soft small" });
+    this.tile = el("span", { class: "tile", "aria-hidden": "true" }); // frames the position of the query
     this.root = el(
       "div",
       { class: "position" },
-      this.canvas,
+      el("div", { class: "mosaic-frame" }, this.canvas, this.tile),
       el("div", { class: "aside" }, this.one, this.words, this.about),
     );
     this.canvas.addEventListener("pointermove", (event) => this.#hover(event));
@@ -68,7 +69,7 @@ export class PositionSimilarity {
     }
     [this.canvas.width, this.canvas.height] = [pixels.width, pixels.height];
     this.canvas.classList.toggle("many", pixels.width > 600); // shrunk on screen; nearest-neighbour scaling would look uneven
-    this.pixels = pixels;
+    this.canvas.getContext("2d").putImageData(pixels, 0, 0);
     this.drawn = null;
   }
 
@@ -106,9 +107,7 @@ export class PositionSimilarity {
       high: short(range.high),
     });
     this.one.setAttribute("aria-label", this.words.textContent);
-    const context = this.canvas.getContext("2d");
-    context.putImageData(this.pixels, 0, 0);
-    context.strokeStyle = "#fff";
-    context.strokeRect(column * (gw + 1) - 0.5, row * (gh + 1) - 0.5, gw + 1, gh + 1);
+    const place = { left: column / gw, top: row / gh, width: 1 / gw, height: 1 / gh };
+    for (const [side, part] of Object.entries(place)) this.tile.style[side] = `${part * 100}%`;
   }
 }
