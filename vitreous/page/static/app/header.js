@@ -2,7 +2,7 @@
 
 import { byId } from "../widgets/dom.js";
 import { currentLanguage, setLanguage, t } from "../text/translate.js";
-import { set, view, writeAddress } from "./view-state.js";
+import { setAndPush, view, writeAddress } from "./view-state.js";
 
 const READ = 2500; // milliseconds to show "Link copied"
 
@@ -10,6 +10,10 @@ export class Header {
   constructor(app) {
     this.app = app;
     byId("notice-close").addEventListener("click", () => app.fail(null));
+    document.querySelector(".skip").addEventListener("click", (event) => {
+      event.preventDefault(); // the fragment of the URL holds the view
+      byId("panes").focus();
+    });
     byId("tour-button").addEventListener("click", () => app.tour.start().catch((error) => app.fail(error)));
     byId("language").addEventListener("click", () => {
       setLanguage(currentLanguage() === "en" ? "zh" : "en");
@@ -20,7 +24,7 @@ export class Header {
     byId("compare").addEventListener("click", () => {
       const [first] = view.models;
       const other = app.models.find((model) => model.id !== first);
-      set({ models: view.models.length > 1 ? [first] : [first, other.id] });
+      setAndPush({ models: view.models.length > 1 ? [first] : [first, other.id] });
     });
   }
 

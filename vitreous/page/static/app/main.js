@@ -9,9 +9,11 @@ import { readImage, readExample, ImageOpener } from "./image-opener.js";
 import { ModelPane } from "./model-pane.js";
 import { showWhile } from "../widgets/status-line.js";
 import { Tour } from "./tour.js";
-import { readAddress, set, subscribe, view } from "./view-state.js";
+import { storedImage, storeImage } from "./image-store.js";
+import { readAddress, set, setAndPush, subscribe, view } from "./view-state.js";
 
 const MEASURES = 400; // hover measurements kept for developer tools and tests
+const OF_THE_IMAGE = { erased: [], erasing: false, target: null, query: null, hover: null }; // reset for another image
 
 class App {
   constructor() {
@@ -48,16 +50,33 @@ class App {
 
   // ---- Models and images -------------------------------------------------------------------------------------------
 
+  /** Shows the view of the URL. */
   async #restore() {
-    const known = view.models.filter((id) => this.models.some((model) => model.id === id));
+    const served = (id) => this.models.some((model) => model.id === id);
+    const missing = view.models.filter((id) => !served(id));
+    const known = view.models.filter(served);
     view.models = known.length ? known : [this.models[0].id];
     this.#build();
-    const example = this.#example(view.image);
-    if (example) return this.open(readExample(example), true);
-    if (view.image && this.picture?.id === view.image) return this.open(this.picture, true);
-    this.picture = null;
-    this.opener.translate(view.image);
-    return this.redraw();
+    this.fail(null);
+    const picture = await this.#linked(view.image);
+    if (picture) await this.open(picture, true);
+    else {
+      this.picture = null;
+      this.opener.translate(view.image);
+      this.redraw();
+    }
+    if (missing.length && byId("notice").hidden)
+      this.fail(new Error(t("unknown-model", { model: missing.join(", "), shown: view.models.join(", ") })));
+  }
+
+  /** Returns the image of a link, or null if only its id is known. */
+  async #linked(image) {
+    if (!image) return null;
+    const example = this.#example(image);
+    if (example) return readExample(example);
+    if (this.picture?.id === image) return this.picture;
+    const blob = await storedImage(image);
+    return blob && readImage(blob);
   }
 
   #example(name) {
@@ -88,13 +107,20 @@ class App {
     const turn = (this.turn = {});
     try {
       const picture = await coming;
-      if (!restoring) set({ erased: [], erasing: false, target: null, query: null, hover: null });
-      const shown = (await Promise.all(this.panes.map((pane) => pane.open(picture))))[0];
-      if (this.turn !== turn || !shown) return;
-      const linked = view.image;
+      const loading = this.panes.map((pane) => pane.load(picture));
+      for (const each of loading) each.catch(() => null); // reported below
+      const { shown } = await loading[0]; // a refused image does not change the view
+      if (this.turn !== turn) return;
+      const awaited = this.picture || picture.name ? null : view.image; // by a link
+      const focused = this.opener.root.contains(document.activeElement);
+      const image = picture.name ?? shown.id;
       this.picture = { ...picture, id: shown.id };
-      set({ image: picture.name ?? shown.id });
-      if (restoring && linked && !this.#example(linked) && linked !== shown.id) this.fail(new Error(t("wrong-image")));
+      if (!picture.name) storeImage(shown.id, picture.blob);
+      if (restoring || awaited === image) set({ image });
+      else setAndPush({ ...OF_THE_IMAGE, image });
+      if (awaited && awaited !== image) this.fail(new Error(t("wrong-image")));
+      await Promise.all(this.panes.map(async (pane, number) => pane.show(picture, await loading[number])));
+      if (focused) this.panes[0].imageCanvas.canvas.focus({ preventScroll: true }); // the focused button is now hidden
       this.redraw();
     } catch (error) {
       if (error.name !== "AbortError" && this.turn === turn) this.fail(error);
@@ -135,7 +161,9 @@ class App {
 
   #changed(changed) {
     if (changed.has("models")) {
+      const focused = this.panes.findIndex((pane) => pane.root.contains(document.activeElement));
       this.#build();
+      this.panes[focused]?.facts.chooser?.focus();
       if (this.picture) this.open(this.picture, true);
     }
     this.redraw();

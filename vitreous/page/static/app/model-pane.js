@@ -28,7 +28,7 @@ import { set, view } from "./view-state.js";
 export class ModelPane {
   /** `app` has redraw(), fail(error), erasedIn(pane) and erase(pane, patches). */
   constructor(app, model, models, number) {
-    Object.assign(this, { app, model, number, session: null, shown: null });
+    Object.assign(this, { app, model, number, loading: null, session: null, shown: null });
     this.facts = new ModelFacts(model, models, number);
     this.imageCanvas = new ImageCanvas((patch, begin) => this.eraser.erase(patch, begin));
     this.mapList = new MapList(model);
@@ -92,28 +92,36 @@ export class ModelPane {
     this.inner.setAttribute("aria-label", t("inside"));
   }
 
-  /** Shows an image: first its summary, then other results as they arrive. */
-  async open(picture) {
-    this.close();
+  /** Runs the model on an image. The pane still shows the image before, in case that this one is refused. */
+  async load(picture) {
+    this.loading?.end();
     const session = source.session(this.model, picture);
+    this.loading = session;
+    await showWhile(t("sending", { model: this.model.id }), session.open());
+    return session;
+  }
+
+  /** Shows a loaded image: first its summary, then other results as they arrive. */
+  show(picture, session) {
+    if (this.loading !== session) return; // another image was opened in the meantime
+    this.loading = null;
+    this.close();
     this.session = session;
-    const shown = await showWhile(t("sending", { model: this.model.id }), session.open());
-    if (this.session !== session) return null;
-    this.shown = shown;
+    this.shown = session.shown;
     this.bitmap = picture.bitmap;
     this.root.classList.remove("empty");
     this.prefetch = new Prefetch(this, session, () => this.session === session && this.app.redraw());
-    this.imageCanvas.show(picture.bitmap, shown);
-    this.answer.show(shown);
+    this.imageCanvas.show(picture.bitmap, this.shown);
+    this.answer.show(this.shown);
     this.app.redraw();
     this.prefetch.start();
-    return shown;
   }
 
   close() {
+    this.loading?.end();
     this.session?.end();
     this.prefetch?.stop();
-    Object.assign(this, { session: null, shown: null });
+    Object.assign(this, { loading: null, session: null, shown: null });
     this.root.classList.add("empty");
   }
 

@@ -42,7 +42,7 @@ export function set(changes) {
   if (changed.some((key) => key !== "hover")) remember();
 }
 
-/** Reads the state from the URL. Returns true if the URL was changed by the user. */
+/** Reads the state from the URL. Returns true if the user changed the URL or moved in the history. */
 export function readAddress() {
   if (location.hash === written) return false;
   written = location.hash;
@@ -60,6 +60,14 @@ export function writeAddress() {
   clearTimeout(timer);
   history.replaceState(null, "", `#${format(view)}`);
   written = location.hash;
+}
+
+/** Changes the state in a new entry of the browser's history, so that Back returns to the view before. */
+export function setAndPush(changes) {
+  writeAddress();
+  history.pushState(null, "");
+  set(changes);
+  writeAddress();
 }
 
 // ---- The URL fragment ------------------------------------------------------------------------------------------------

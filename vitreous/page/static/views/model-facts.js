@@ -2,7 +2,7 @@
 
 import { el } from "../widgets/dom.js";
 import { millions, t } from "../text/translate.js";
-import { set, view } from "../app/view-state.js";
+import { setAndPush, view } from "../app/view-state.js";
 
 const times = ([height, width]) => `${width} × ${height}`;
 
@@ -12,7 +12,7 @@ export class ModelFacts {
     this.model = model;
     const chooser = el(
       "select",
-      { class: "model", onchange: (event) => set({ models: view.models.with(number, event.target.value) }) },
+      { class: "model", onchange: (event) => setAndPush({ models: view.models.with(number, event.target.value) }) },
       models.map((each) => el("option", { value: each.id, selected: each.id === model.id }, each.id)),
     );
     this.chooser = models.length > 1 ? chooser : null;
