@@ -5,6 +5,7 @@ leads to a page with the source of that file.
 """
 
 import argparse
+import html
 import logging
 import posixpath
 import re
@@ -23,6 +24,7 @@ from vitreous.cli.main import COMMANDS, PLAIN
 
 jieba.setLogLevel(logging.WARNING)
 ROOT = Path(__file__).parent.parent
+NEEDS = re.compile(r"^<!-- needs: ([\w ,]+) -->\n```(\w+)$", re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()([^)\s:#]+)(#[^)\s]*)?(?=\))")
 PUBLISHED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
 
@@ -72,7 +74,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = f"en/{PUBLISHED[path]}" if path in PUBLISHED else source_page(path)
         anchor = f"#__codelineno-0-{line[1]}" if line else anchor
         markdown = markdown.replace(f"]({whole})", f"]({relative(target, here)}{anchor})")
-    return markdown
+    return NEEDS.sub(r'```\2 title="needs: \1"', markdown)
 
 
 # ---- Links to files outside docs/ ------------------------------------------------------------------------------------
@@ -136,9 +138,9 @@ def argument_row(action: argparse.Action) -> str:
         return ""
     value = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar or ""
     several = "`*`" if action.nargs in ("*", "+") and action.option_strings else ""
-    text = " ".join((action.help or "").split()).replace("|", "\\|").replace("<", "&lt;")
-    text = re.sub(r" \(default: (None|\s*|False)\)$", "", text)
+    text = html.escape(" ".join((action.help or "").split()), quote=False).replace("|", "&#124;")
+    text = re.sub(r" \(default: (None|\s*|False|'')\)$", "", text)
     name = ", ".join(action.option_strings) or action.dest
     shown = f"{name} {value}".strip() if action.option_strings else value or name
-    escaped = shown.replace("|", "\\|")
-    return f"| `{escaped}` {several} | {text} |"
+    code = html.escape(shown, quote=False).replace("|", "&#124;")
+    return f"| <code>{code}</code> {several} | {text} |"

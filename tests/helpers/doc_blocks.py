@@ -1,0 +1,70 @@
+"""The code blocks of the documentation. `python tests/helpers/doc_blocks.py` counts them, with pages and pictures.
+
+A comment before a block states why it is not executed: `<!-- needs: GPU -->`, network, server, ... The site shows it.
+"""
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^(?:<!-- needs: ([\w ,]+) -->\n)?^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    path: Path
+    needs: str
+    """What the block needs besides Vitreous, or an empty string."""
+    language: str
+    text: str
+
+    def commands(self) -> Iterator[list[str]]:
+        """Yield the words of each command of a shell block, without variables before it."""
+        for line in self.text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.match(r"\w+=", words[0]):
+                words = words[1:] if "$(" not in words[0] else []
+            if words:
+                yield words[:-1] if words[-1] == "&" else words
+
+
+def blocks(path: Path) -> list[Block]:
+    return [Block(path, *match) for match in FENCE.findall(path.read_text(encoding="utf-8"))]
+
+
+def pages(language: str = "en") -> list[Path]:
+    readme = "README.md" if language == "en" else "README.zh-CN.md"
+    return [ROOT / readme, *sorted((ROOT / "docs" / language).rglob("*.md"))]
+
+
+def arguments(words: list[str]) -> list[str] | None:
+    """Return the arguments of `vitreous` in a command that runs it, also in a container or on many GPUs."""
+    if words[0] == "vitreous":
+        return words[1:]
+    if words[0] == "torchrun" or words[:2] == ["docker", "run"]:
+        return words[1 + next(i for i, word in enumerate(words) if word in ("vitreous", "vitreous:cuda")) :]
+    return None
+
+
+def count() -> None:
+    """Print the number of pages, pictures, notebooks and code blocks of each language."""
+    for language in ("en", "zh"):
+        found = [block for path in pages(language) for block in blocks(path)]
+        kinds = Counter(block.language for block in found if not block.needs)
+        commands = [words for block in found if block.language in ("bash", "sh") for words in block.commands()]
+        pictures = {name for path in pages(language) for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", path.read_text())}
+        print(
+            f"{language}: {len(pages(language)) - 1} pages, {len({Path(name).name for name in pictures})} pictures, "
+            f"{kinds['python']} Python blocks executed, {kinds['bash'] + kinds['sh']} shell blocks with "
+            f"{sum(arguments(words) is not None for words in commands)} vitreous commands checked, "
+            f"{sum(bool(block.needs) for block in found)} blocks marked as needing more than a bare machine"
+        )
+    print(f"{len(list((ROOT / 'docs').rglob('*.ipynb')))} notebooks")
+
+
+if __name__ == "__main__":
+    count()
