@@ -34,6 +34,7 @@ def live(checkpoint: Path, folder: Path) -> Iterator[Live]:
 
 
 FORM = "multipart/form-data; boundary=x"
+TWO_IMAGES = form(b"image", PNG, b"\r\n") + form(b"image", PNG)
 METADATA = chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\0")  # Pillow may decode the whole image to find its orientation
 HUGE = SIGNATURE + sides(2**16) + chunk(b"IDAT", b"x")
 WEBP_BOMB = b"RIFF\x40\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + b"\xfe\x3f\0" * 2 + WEBP[12:]
@@ -64,6 +65,7 @@ BAD: dict[str, tuple[str, str, bytes, str | None, int, str]] = {
     "form of another boundary": ("POST", "/v1/classify", form(b"image", PNG), f"{FORM}y", 400, "bad_form"),
     "form without image": ("POST", "/v1/classify", form(b"picture", PNG), FORM, 400, "no_image"),
     "form that ends early": ("POST", "/v1/classify", form(b"image", PNG, b""), FORM, 400, "no_image"),
+    "form with two images": ("POST", "/v1/embed", TWO_IMAGES, FORM, 400, "bad_form"),
     "form with text": ("POST", "/v1/classify", form(b"image", b"a cat"), FORM, 415, "unsupported_type"),
     "form of many parts": ("POST", "/v1/classify", b"--x\r\nA: b\r\n\r\n\r\n" * 9999, FORM, 400, "bad_form"),
     "form of many headers": ("POST", "/v1/classify", b"--x\r\n" + b"A: b\r\n" * 9999, FORM, 400, "bad_form"),
@@ -72,6 +74,9 @@ BAD: dict[str, tuple[str, str, bytes, str | None, int, str]] = {
     "JSON of another kind": ("POST", "/v1/images/0/masked", b"[]", "application/json", 422, "bad_parameter"),
     "unknown model": ("POST", "/v1/classify?model=other", PNG, "image/png", 404, "unknown_model"),
     "unknown picture": ("GET", "/v1/images/0123/lens", b"", None, 404, "unknown_image"),
+    "unknown parameter": ("POST", "/v1/classify?topp=3", PNG, "image/png", 422, "bad_parameter"),
+    "unknown parameter of the page": ("GET", "/v1/filters?size=3", b"", None, 422, "bad_parameter"),
+    "parameter given twice": ("POST", "/v1/classify?top=3&top=4", PNG, "image/png", 422, "bad_parameter"),
     "top 0": ("POST", "/v1/classify?top=0", PNG, "image/png", 422, "bad_parameter"),
     "top of words": ("POST", "/v1/classify?top=many", PNG, "image/png", 422, "bad_parameter"),
     "top without end": ("POST", f"/v1/classify?top={'9' * 5000}", PNG, "image/png", 422, "bad_parameter"),

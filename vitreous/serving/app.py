@@ -28,13 +28,13 @@ from vitreous.common.threads import cores
 from vitreous.inference.engine import Precision
 from vitreous.page import STATIC
 from vitreous.serving import api, errors, inspect
-from vitreous.serving.api.schemas import IMAGE_ERRORS, State, error_responses, json_response
+from vitreous.serving.api.schemas import SECURITY, State, error_responses, json_response
 from vitreous.serving.batch_queue import BATCH_WORKERS, Scheduler
 from vitreous.serving.connection import Connection
 from vitreous.serving.errors import ApiError
 from vitreous.serving.metrics import Metrics, prometheus_text
 from vitreous.serving.models import ServedModel, check_capacity, load_models
-from vitreous.serving.requests import Middleware, is_loopback
+from vitreous.serving.requests import OPEN, Middleware, is_loopback
 from vitreous.serving.settings import Settings
 
 KEEP_ALIVE = 60  # seconds before an idle connection is closed
@@ -48,6 +48,16 @@ class App(FastAPI):
     def build_middleware_stack(self) -> Any:
         state = self.state
         return Middleware(super().build_middleware_stack(), state.settings, state.metrics, state.scheduler)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the schema of the API, with the two ways to send the API key if the server has one."""
+        schema = super().openapi()
+        schema["components"]["securitySchemes"] = SECURITY
+        if self.state.settings.api_key is not None:
+            for path, operations in schema["paths"].items():
+                for operation in operations.values():
+                    operation["security"] = [] if path in OPEN else [{name: []} for name in SECURITY]
+        return schema
 
 
 def create_app(served: Sequence[ServedModel], settings: Settings, threads: int | None = None) -> FastAPI:
@@ -94,7 +104,7 @@ def create_app(served: Sequence[ServedModel], settings: Settings, threads: int |
     errors.install(app)
     service = inspect.InspectService(served, scheduler, timeout=EXPLAIN_FACTOR * settings.timeout)
     app.include_router(api.router(served, settings, scheduler, service))
-    app.include_router(inspect.router(service, settings), responses=error_responses(*IMAGE_ERRORS))
+    app.include_router(inspect.router(service, settings))
     add_health(app, metrics)
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
@@ -108,19 +118,19 @@ def create_app(served: Sequence[ServedModel], settings: Settings, threads: int |
 def add_health(app: FastAPI, metrics: Metrics) -> None:
     """Add the health and metrics endpoints."""
 
-    @app.get("/healthz", responses=json_response(State), tags=["server"])
+    @app.get("/healthz", responses=json_response(State, 500), tags=["server"])
     async def healthz() -> JSONResponse:
         """Return ok while the server is running."""
         return JSONResponse({"status": "ok"})
 
-    @app.get("/readyz", responses=json_response(State, 503), tags=["server"])
+    @app.get("/readyz", responses=json_response(State, 500, 503), tags=["server"])
     async def readyz() -> JSONResponse:
         """Return ok if the models are loaded and the server is not shutting down."""
         if not app.state.ready:
             raise ApiError(503, "not_ready", "the server is starting or shutting down")
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=error_responses(401, 403), tags=["server"])
+    @app.get("/metrics", response_class=PlainTextResponse, responses=error_responses(401, 403, 500), tags=["server"])
     async def prometheus() -> PlainTextResponse:
         """Return metrics in the Prometheus text format."""
         return PlainTextResponse(prometheus_text(metrics), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -19,7 +19,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitreous.common.checks import Size
+from vitreous.common.checks import Size, suggestion
 from vitreous.data.image import UnreadableImage, decode_errors
 from vitreous.data.image.decoding import open_image, read_jpeg_header
 from vitreous.model.base_config import Task
@@ -238,6 +238,19 @@ def find_model(served: Sequence[ServedModel], id: str | None) -> ServedModel:
     raise ApiError(404, "unknown_model", f"unknown model {id!r}; choose from {known}")
 
 
+def check_query(request: Request) -> None:
+    """Raise ApiError for a query parameter that the endpoint does not have, or that is given twice."""
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known:
+            accepted = f"choose from {', '.join(known)}" if known else "this endpoint has none"
+            message = f"unknown query parameter {name[:100]!r}{suggestion(name, known)}; {accepted}"
+            raise ApiError(422, "bad_parameter", message)
+        if given.count(name) > 1:
+            raise ApiError(422, "bad_parameter", f"{name} is given {given.count(name)} times; send it once")
+
+
 class Upload(NamedTuple):
     """An accepted image. `large` images are processed one at a time, because they are expensive to decode."""
 
@@ -316,7 +329,7 @@ def format_of(data: bytes) -> str | None:
 
 
 def form_field(body: bytes, content_type: str, name: str) -> bytes:
-    """Return the first field `name` of a multipart form. Raise ApiError with status 400 if there is no such field.
+    """Return the field `name` of a multipart form. Raise ApiError with status 400 unless there is exactly one.
 
     The form is parsed in memory, because the parser of FastAPI writes large files to disk.
     """
@@ -336,7 +349,10 @@ def form_field(body: bytes, content_type: str, name: str) -> bytes:
         parser.finalize()
     except FormParserError as error:
         raise ApiError(400, "bad_form", f"the form cannot be parsed: {error}") from None
-    for part in parts:
-        if part.field_name == name.encode():
-            return part.value or b"" if isinstance(part, Field) else cast(io.BytesIO, part.file_object).getvalue()
-    raise ApiError(400, "no_image", f"the form has no field {name!r}, or the field is incomplete")
+    found = [part for part in parts if part.field_name == name.encode()]
+    if not found:
+        raise ApiError(400, "no_image", f"the form has no field {name!r}, or the field is incomplete")
+    if len(found) > 1:
+        raise ApiError(400, "bad_form", f"the form has {len(found)} fields {name!r}; send one image per request")
+    [part] = found
+    return part.value or b"" if isinstance(part, Field) else cast(io.BytesIO, part.file_object).getvalue()

@@ -299,6 +299,28 @@ def test_health_and_model_description_endpoints(live: Live) -> None:
     assert live.request("GET", "/docs").status == 404  # Swagger would be loaded from another server
 
 
+def test_the_schema_lists_the_errors_that_can_occur(live: Live) -> None:
+    schema = live.request("GET", "/openapi.json").json
+    operations = {(path, name): one for path, all in schema["paths"].items() for name, one in all.items()}
+    for (path, method), operation in operations.items():
+        assert "500" in operation["responses"], path
+        if method == "get":
+            assert not {"400", "408", "415"} & set(operation["responses"]), path
+        if path.startswith("/v1"):
+            assert "422" in operation["responses"], path
+    assert {one["type"] for one in schema["components"]["securitySchemes"].values()} == {"http", "apiKey"}
+    described = schema["components"]["schemas"]["Described"]["properties"]
+    [model, *_] = live.request("GET", "/v1/model").json["models"]
+    assert set(model) == set(described)
+    assert all(set(kind) & {"type", "anyOf"} for kind in described.values())
+
+
+def test_an_unknown_parameter_gets_a_suggestion(live: Live) -> None:
+    message = live.request("POST", "/v1/classify?topp=3", sample_image()).json["error"]["message"]
+    assert "'topp'" in message
+    assert "did you mean 'top'" in message
+
+
 def test_the_page_may_load_nothing_from_elsewhere(live: Live) -> None:
     answer = live.request("GET", "/")
     assert answer.status == 200
@@ -335,6 +357,9 @@ def test_the_api_key_is_required(served: list[ServedModel]) -> None:
         assert live.request("GET", "/v1/images/0/lens").status == 401
         for path in ("/", "/healthz", "/readyz", "/openapi.json"):
             assert live.request("GET", path).status == 200
+        paths = live.request("GET", "/openapi.json").json["paths"]
+        assert paths["/v1/classify"]["post"]["security"] == [{"bearer": []}, {"key": []}]
+        assert paths["/healthz"]["get"]["security"] == []
 
 
 def wait_until(live: Live, name: str, value: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from PIL import Image
 from torch import Tensor
@@ -32,13 +32,13 @@ from vitreous.inference.predictor import (
 )
 from vitreous.model.base_config import Task
 from vitreous.serving.api import schemas
-from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, Model, Target, json_response
+from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, SERVER_ERRORS, Model, Target, json_response
 from vitreous.serving.batch_queue import Compute, Priority, Scheduler, result_for
 from vitreous.serving.errors import ApiError, unreadable
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.service import InspectService, Session
 from vitreous.serving.models import ServedModel
-from vitreous.serving.requests import find_model, read_image
+from vitreous.serving.requests import check_query, find_model, read_image
 from vitreous.serving.settings import Settings
 
 PRIORITIES = {
@@ -58,7 +58,7 @@ Top = Annotated[int, Query(ge=1, le=MAX_TOP, description="Number of classes to r
 def router(
     served: Sequence[ServedModel], settings: Settings, scheduler: Scheduler, service: InspectService
 ) -> APIRouter:
-    routes = APIRouter(prefix="/v1", tags=["images"])
+    routes = APIRouter(prefix="/v1", tags=["images"], dependencies=[Depends(check_query)])
     computes = {entry.id: computations(entry) for entry in served}
 
     async def compute(request: Request, chosen: ServedModel, task: Task) -> Any:
@@ -141,7 +141,7 @@ def router(
 
     description = {"model": served[0].id, "models": [entry.describe() for entry in served]}
 
-    @routes.get("/model", responses=json_response(schemas.Models, 401, 403))
+    @routes.get("/model", responses=json_response(schemas.Models, *SERVER_ERRORS))
     async def models() -> JSONResponse:
         """Return the served models."""
         return JSONResponse(description)

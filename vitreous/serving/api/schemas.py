@@ -39,7 +39,14 @@ def many(kind: Any) -> Any:
 
 Error = shape("Error", error=shape("Reason", code=str, message=str))
 State = shape("State", status=str)
-Models = shape("Models", "ignore", model=str, models=list[dict[str, Any]])
+Tokens = shape("Tokens", prefix=list[str], patches=int, total=int)
+Described = shape(
+    "Described", "ignore", id=str, name=str, task=str, classifies=bool, architecture=str, parameters=int,
+    image_size=list[int], patch_size=list[int] | None, grid=list[int] | None, width=int | None, depth=int | None,
+    heads=int | None, tokens=Tokens | None, position=str | None, classes=int, labels=list[str], origin=str | None,
+    version=str,
+)  # fmt: skip
+Models = shape("Models", "ignore", model=str, models=many(Described))
 Class = shape("Class", label=str, index=int, probability=float)
 ClassName = shape("Target", index=int, label=str)
 Segment = shape("Segment", index=int, label=str, color=str, share=float)
@@ -137,10 +144,17 @@ REASONS = {
     415: ("unsupported_type", "unsupported image format; send JPEG, PNG or WebP"),
     422: ("unreadable_image", "cannot be decoded: image file is truncated"),
     429: ("busy", "too many requests are waiting; try again in a second"),
+    500: ("internal", "internal server error; see the server log"),
     503: ("timeout", "no result after 30 s"),
 }
 IMAGE_ERRORS = tuple(REASONS)  # possible for every request with an image
-MODEL_ERRORS = (401, 403, 404, 409, 413, 422, 429, 503)  # possible for every request about a model
+MODEL_ERRORS = (401, 403, 404, 409, 413, 422, 429, 500, 503)  # possible for every request about a model
+JSON_ERRORS = (400, 408, *MODEL_ERRORS)  # possible for every request about a model with a JSON body
+SERVER_ERRORS = (401, 403, 422, 500)  # possible for every request below /v1
+SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "The API key of the server."},
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The API key of the server."},
+}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 SHAPE_HEADER = {"description": "Shape of the array, e.g. 12,197,197.", "schema": {"type": "string"}}
 FORM = {"schema": {"type": "object", "required": ["image"], "properties": {"image": BINARY["schema"]}}}

@@ -8,7 +8,7 @@ import hashlib
 import math
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from vitreous.explanation import MapName
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images
@@ -20,7 +20,7 @@ from vitreous.serving.batch_queue import Priority
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.service import BYTES, InspectService, Payload, Session, as_response, check_size
-from vitreous.serving.requests import read_image
+from vitreous.serving.requests import check_query, read_image
 from vitreous.serving.settings import Settings
 
 ATTENTION = (
@@ -31,7 +31,7 @@ ATTENTION = (
 
 def router(service: InspectService, settings: Settings) -> APIRouter:
     """Create the endpoints below /v1/images, and the endpoints that need no image."""
-    api = APIRouter(tags=["page"])
+    api = APIRouter(tags=["page"], dependencies=[Depends(check_query)])
     add_image_routes(api, service, settings)
     add_layer_routes(api, service)
     add_map_routes(api, service)
@@ -161,7 +161,7 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
             lambda session: numbers.map_test(session, method, _class_of(session, index)), Priority.LONG,
         )  # fmt: skip
 
-    @api.post("/v1/images/{id}/masked", responses=json_response(schemas.Changed, *schemas.IMAGE_ERRORS))
+    @api.post("/v1/images/{id}/masked", responses=json_response(schemas.Changed, *schemas.JSON_ERRORS))
     async def masked(request: Request, id: Id, body: schemas.Erased, model: Model = None) -> Response:
         """Return the predictions for an image with some patches masked."""
         config = service.model(model).classifier.config
