@@ -161,7 +161,7 @@ def test_a_resnet_has_no_attention(command: CommandLine, tmp_path: Path) -> None
     save(build(ResNetConfig(stages=(1,), width=32, num_classes=2)), tmp_path / "resnet")
     done = command("explain", tmp_path / "resnet", "none", "--out", tmp_path / "out")
     assert done.returncode == 1
-    assert "explain needs a Vision Transformer" in done.stderr
+    assert "needs a model with attention" in done.stderr
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ def test_rows_sum_to_1(small: ViTConfig, kind: str, fusion, discard: float) -> N
     weights = rollout(captured, fusion=fusion, discard=discard)
     torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2]))
     assert (weights >= 0).all()
-    row = captured.on_grid((captured.pooling_weights()[:, None] @ weights)[:, 0])
+    row = captured.on_map((captured.pooling_weights()[:, None] @ weights)[:, 0])
     torch.testing.assert_close(rollout_map(captured, fusion=fusion, discard=discard), row)
 
 

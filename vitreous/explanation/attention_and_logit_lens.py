@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitreous.common.checks import Size, check_whole, fail
 from vitreous.inference.engine import evaluation_mode
-from vitreous.model.attention_layer import AttentionLayer
+from vitreous.model.attention_layer import AttentionLayer, dense, times
 from vitreous.model.base_config import ModelConfig
 from vitreous.model.pooling import AttentionPooling
 from vitreous.model.protocol import Model
@@ -75,12 +75,27 @@ class CapturedForward:
 
         If `query` is None, return the weights of the class token or, without a class token, the mean over all patches.
         """
-        p = self.layout.num_prefix_tokens
+        (layer,) = layer_indices(self.model.config, [layer])
+        p, keys, t = self.layout.num_prefix_tokens, self.layers[layer].keys, self.inputs[layer].shape[1]
         if query is None and not self.model.config.class_token:
-            total = sum(weights.sum(dim=2) for _, weights in self.chunks(layer, start=p))
-            return cast(Tensor, total) / (self.states[0].shape[1] - p)
-        index = token_index(self.layout, query or 0)
-        return self.weights(layer, slice(index, index + 1))[:, :, 0]
+            total = sum(_sum_of_rows(weights, keys, rows, t) for rows, weights in self.chunks(layer, start=p))
+            return cast(Tensor, total) / (t - p)
+        index = self.token_index(layer, query or 0)
+        rows = slice(index, index + 1)
+        return dense(self.weights(layer, rows), None if keys is None else keys[rows], t)[:, :, 0]
+
+    def token_index(self, layer: int, query: int | Size) -> int:
+        """Return the index of a query in the sequence of a layer: a token index, or a (row, column) of the map."""
+        if isinstance(query, int):
+            return token_index(self.layers[layer].layout, query)
+        token_index(self.layout, query)  # raises if it is outside the map
+        down, across = self.scale(layer)
+        return token_index(self.layers[layer].layout, (query[0] // down, query[1] // across))
+
+    def scale(self, layer: int) -> Size:
+        """Return the height and width of a patch of a layer in patches of the map."""
+        (fine_h, fine_w), (h, w) = (self.model.config.attention_shapes[each].stride for each in (0, layer))
+        return (h // fine_h, w // fine_w)
 
     @torch.no_grad()
     def features(self, layer: int = -1) -> Features:
@@ -94,8 +109,8 @@ class CapturedForward:
             return self.model.classify(self.features(layer)).float()
 
     def lens(self, layers: Sequence[int] | None = None) -> Float[Tensor, "layers b classes"]:
-        """Return the logits after each of `layers` (default: all layers)."""
-        return torch.stack([self.logits(layer) for layer in layer_indices(self.model.config, layers)])
+        """Return the logits after each of `layers` (default: all layers that the head can read)."""
+        return torch.stack([self.logits(layer) for layer in lens_layers(self.model.config, layers)])
 
     @torch.no_grad()
     def pooling_weights(self) -> Float[Tensor, "b t"]:
@@ -109,12 +124,18 @@ class CapturedForward:
         are those of the class token or, without a class token, the mean over all patches.
         """
         if isinstance(self.model.pool, AttentionPooling) and layer in (-1, len(self.layers) - 1):
-            return self.on_grid(self.pooling_weights())
-        return self.on_grid(self.attention_from(layer).mean(dim=1))
+            return self.on_map(self.pooling_weights())
+        return self.on_map(self.attention_from(layer).mean(dim=1), layer)
 
-    def on_grid(self, values: Float[Tensor, "*b t"]) -> Float[Tensor, "*b gh gw"]:
-        """Drop the prefix tokens and reshape the patch values to the grid."""
-        return values[..., self.layout.num_prefix_tokens :].reshape(*values.shape[:-1], *self.layout.grid)
+    def on_map(self, values: Float[Tensor, "*b t"], layer: int = 0) -> Float[Tensor, "*b gh gw"]:
+        """Drop the prefix tokens of a layer, reshape the patch values to its grid, and enlarge them to the map."""
+        prefix, grid, _ = self.layers[layer].layout
+        return self.enlarged(values[..., prefix:].reshape(*values.shape[:-1], *grid), layer)
+
+    def enlarged(self, values: Float[Tensor, "*b lh lw"], layer: int) -> Float[Tensor, "*b gh gw"]:
+        """Repeat values on the grid of a layer, whose patches can be larger than those of the map."""
+        (down, across), (gh, gw) = self.scale(layer), self.layout.grid
+        return values.repeat_interleave(down, -2).repeat_interleave(across, -1)[..., :gh, :gw]
 
 
 def capture(model: Model, images: Float[Tensor, "b c h w"]) -> CapturedForward:
@@ -127,6 +148,13 @@ def capture_steps(model: Model, images: Float[Tensor, "b c h w"]) -> CapturedFor
     """Do the same in the current mode."""
     layers, inputs, outputs = zip(*model.attention_steps(images), strict=True)
     return CapturedForward(model, images, layers, inputs, outputs)
+
+
+def _sum_of_rows(weights: Tensor, keys: Tensor | None, rows: slice, tokens: int) -> Float[Tensor, "b heads t"]:
+    if keys is None:
+        return weights.sum(dim=2)
+    ones, heads = weights.new_ones(len(weights), weights.shape[2]), weights.unbind(dim=1)
+    return torch.stack([times(ones, each, keys[rows], tokens) for each in heads], dim=1)
 
 
 def pooling_weights(model: Model, features: Features) -> Float[Tensor, "b t"]:
@@ -143,6 +171,18 @@ def layer_indices(config: ModelConfig, layers: Sequence[int] | None) -> list[int
         if not -depth <= layer < depth:
             fail("layer", layer, f"an integer from 0 to {depth - 1} (or -{depth} to -1, counting from the end)")
     return sorted({layer % depth for layer in layers}) if layers else list(range(depth))
+
+
+def lens_layers(config: ModelConfig, layers: Sequence[int] | None) -> list[int]:
+    """Return the layers whose tokens have the width that the head reads: all, or those of the last stage of a Swin."""
+    shapes = config.attention_shapes
+    return [layer for layer in layer_indices(config, layers) if shapes[layer].width == shapes[-1].width]
+
+
+def by_head(layers: Sequence[Float[Tensor, "_ *values"]]) -> Float[Tensor, "layers heads *values"]:
+    """Stack values of the heads of each layer, with NaN for heads that a layer lacks."""
+    most = max(map(len, layers))
+    return torch.stack([torch.cat([row, row.new_full((most - len(row), *row.shape[1:]), torch.nan)]) for row in layers])
 
 
 def token_index(layout: Layout, query: int | Size) -> int:
@@ -178,17 +218,19 @@ def attention_distance(
 ) -> Float[Tensor, "layers heads"]:
     """Compute the attention distance of each head in pixels, averaged over all patches and images.
 
-    Prefix tokens are ignored.
+    Prefix tokens and padding are ignored.
     """
     device, means = captured.images.device, []
     for layer in layer_indices(captured.model.config, layers):
         between()
         (p, grid, _), shape = captured.layers[layer].layout, captured.model.config.attention_shapes[layer]
         total = torch.zeros(shape.heads, device=device)
+        keys = captured.layers[layer].keys
         for rows, weights in captured.chunks(layer, start=p):
             apart = distances(grid, shape.stride, slice(rows.start - p, rows.stop - p)).to(device)
             patches = weights[..., p:].float()
+            apart = apart if keys is None else apart.gather(1, keys[rows])
             patches = patches / patches.sum(dim=-1, keepdim=True).clamp_min(1e-30)
             total += (patches * apart).sum(dim=-1).sum(dim=(0, 2))
         means.append(total / (len(captured.images) * grid[0] * grid[1]))
-    return torch.stack(means)
+    return by_head(means)

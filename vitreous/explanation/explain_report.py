@@ -188,14 +188,18 @@ def _heads(result: Explanation, maps: np.ndarray, config: ModelConfig) -> Drawn:
     tile = draw.tile_for(config.map_grid, min(max(SHEET // len(result.heads) - 6, 24), 104))
     rows = [f"layer {layer}" for layer in result.layers]
     columns = [f"head {head}" if tile[1] >= 56 else str(head) for head in result.heads]
-    tiles = [[paint(draw.scaled(values), heat()) for values in layer] for layer in maps]
+    tiles = [[paint(draw.scaled(values), heat()) for values in layer if not np.isnan(values).any()] for layer in maps]
     query = _attending(config)
     if result.query is not None:
         query = f"the patch in row {result.query[0]}, column {result.query[1]}"
     caption = (
         f"Attention weights of {query} for each layer (rows) and head (columns). Each map has its own colour scale, "
-        "from zero (dark) to its largest weight (bright). Attention to class and register tokens is not shown."
+        "from zero (dark) to its largest weight (bright)."
     )
+    if config.num_prefix_tokens:
+        caption += " Attention to class and register tokens is not shown."
+    if any(shape.keys < shape.tokens for shape in config.attention_shapes):
+        caption += " Patches attend only to the patches of their window, and grow where patches are merged."
     return "Attention heads", caption, draw.sheet(tiles, tile, rows, columns)
 
 
@@ -261,10 +265,10 @@ def _distance_chart(path: Path, layers: list[int], pixels: np.ndarray, uniform: 
             "uniform attention", (1, uniform), (-4, 3), xycoords=("axes fraction", "data"),
             textcoords="offset points", color=GREY, fontsize=8, ha="right", va="bottom",
         )  # fmt: skip
-        axes.plot(layers, pixels.mean(axis=1), color=PALE, linewidth=2, zorder=1)
+        axes.plot(layers, np.nanmean(pixels, axis=1), color=PALE, linewidth=2, zorder=1)
         for layer, row in zip(layers, pixels, strict=True):
             axes.scatter([layer] * len(row), row, 26, color=ACCENT, alpha=0.75, linewidth=0, zorder=2)
-        axes.set_ylim(0, 1.12 * max(float(pixels.max()), uniform))
+        axes.set_ylim(0, 1.12 * max(float(np.nanmax(pixels)), uniform))
         axes.set_xticks(layers[:: -(-len(layers) // 16)])
     caption = (
         "Each dot is the mean distance over which one head attends, for this image, in pixels of the model input (as "
@@ -276,13 +280,13 @@ def _distance_chart(path: Path, layers: list[int], pixels: np.ndarray, uniform: 
 
 def _lens_chart(path: Path, result: Explanation) -> Figure:
     with drawing(path, 6.6, 3.4) as figure:
-        axes = figure.add_subplot()
+        axes, layers = figure.add_subplot(), [row.layer for row in result.lens]
         plain(axes, x="after layer", y="probability")
         for colour, (name, curve) in zip(LINES, result.lens_curves.items(), strict=False):
-            axes.plot(result.layers, curve, color=colour, linewidth=1.8, marker="o", markersize=4, label=readable(name))
+            axes.plot(layers, curve, color=colour, linewidth=1.8, marker="o", markersize=4, label=readable(name))
         axes.set_ylim(-0.02, 1.02)
         percent(axes, "y")
-        axes.set_xticks(result.layers[:: -(-len(result.layers) // 16)])
+        axes.set_xticks(layers[:: -(-len(layers) // 16)])
         axes.legend(frameon=False, labelcolor="linecolor", loc="center left", bbox_to_anchor=(1.01, 0.5))
     caption = (
         "Logit lens: the final norm and head are applied to the tokens after each layer. The head was trained on the "

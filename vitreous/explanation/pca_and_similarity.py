@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from vitreous.common.checks import Size
-from vitreous.explanation.attention_and_logit_lens import CapturedForward, layer_indices, token_index
+from vitreous.explanation.attention_and_logit_lens import CapturedForward, layer_indices
 from vitreous.model.pooling import all_tokens
 from vitreous.model.position import AddedPosition, ConditionalPosition, PositionEmbedding
 from vitreous.model.protocol import Model
@@ -33,12 +33,11 @@ def token_similarity(
     captured: CapturedForward, query: int | Size, layers: Sequence[int] | None = None
 ) -> Float[Tensor, "layers b gh gw"]:
     """Compute the cosine similarity of one token to each patch after each layer."""
-    index = token_index(captured.layout, query)
-    rows = [
-        cosines(captured.features(layer), slice(index, index + 1))[:, 0]
-        for layer in layer_indices(captured.model.config, layers)
-    ]
-    return captured.on_grid(torch.stack(rows))
+    maps = []
+    for layer in layer_indices(captured.model.config, layers):
+        index = captured.token_index(layer, query)
+        maps.append(captured.on_map(cosines(captured.features(layer), slice(index, index + 1))[:, 0], layer))
+    return torch.stack(maps)
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ class PositionSimilarity:
 @torch.no_grad()
 def position_similarity(model: Model, grid: Size | None = None) -> PositionSimilarity:
     """Compare all positions with each other. If `grid` is given, resample position embeddings first."""
-    grid = grid or model.config.grid
-    device, position = next(model.parameters()).device, model.position
+    grid = grid or model.config.position_grid
+    device, position = next(model.parameters()).device, model.positions
 
     def similarity(pairs: Float[Tensor, "n n"], text: str, bounded: bool = True) -> PositionSimilarity:
         return PositionSimilarity(pairs.reshape(*grid, *grid).cpu(), text, bounded)
@@ -132,6 +131,16 @@ def pca_colours(
         low, high = (torch.quantile(scores, q, dim=0) for q in (0.01, 0.99))  # robust to outliers
         colours[flat] = ((scores - low) / (high - low).clamp_min(1e-12)).clamp(0, 1)
     return colours.reshape(*grid, 3)
+
+
+def component_map(
+    captured: CapturedForward, layer: int, inside: Bool[Tensor, "lh lw"] | None = None
+) -> Float[Tensor, "gh gw 3"]:
+    """Return the `pca_colours` of the first image after a layer, on the map. Patches outside `inside` are NaN."""
+    features = captured.features(layer)
+    colours = pca_colours(features.patches[0], features.grid, inside)
+    colours = colours if inside is None else colours.where(inside[..., None], torch.nan)
+    return captured.enlarged(colours.movedim(-1, 0), layer).movedim(0, -1)
 
 
 # ---- Filters ---------------------------------------------------------------------------------------------------------

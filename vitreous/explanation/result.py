@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,16 +16,18 @@ from vitreous.common.checks import BadValue, Size, check_choice, check_whole, fa
 from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
     attention_distance,
+    by_head,
     layer_indices,
+    lens_layers,
     token_index,
 )
 from vitreous.explanation.methods import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
 from vitreous.explanation.pca_and_similarity import (
     FilterComponents,
     PositionSimilarity,
+    component_map,
     filter_components,
     foreground,
-    pca_colours,
     position_similarity,
     token_similarity,
 )
@@ -69,8 +70,8 @@ class Explanation:
     predictions: tuple[Label, ...] = ()
     maps: dict[MapName, Float[np.ndarray, "gh gw"]] = field(default_factory=dict)
     faithfulness: dict[str, Faithfulness] = field(default_factory=dict)  # for each map and "random"
-    head_maps: Float[np.ndarray, "layers heads gh gw"] | None = None
-    distance: Float[np.ndarray, "layers heads"] | None = None  # in pixels
+    head_maps: Float[np.ndarray, "layers heads gh gw"] | None = None  # NaN for heads that a layer lacks
+    distance: Float[np.ndarray, "layers heads"] | None = None  # in pixels; NaN for heads that a layer lacks
     similarity: Float[np.ndarray, "some gh gw"] | None = None  # to patch `similarity_to`
     similarity_to: Size = (0, 0)
     similarity_layers: list[int] = field(default_factory=list)
@@ -85,7 +86,7 @@ class Explanation:
 
     def numbers(self) -> dict[str, Any]:
         """Return the contents of numbers.json."""
-        distance = [] if self.distance is None else self.distance.tolist()
+        distance = [] if self.distance is None else [row[~np.isnan(row)].tolist() for row in self.distance]
         tests = self.faithfulness.items()
         return {
             "class": self.label,
@@ -211,8 +212,8 @@ def _compute_from(
                 result.faithfulness[name] = faithfulness(captured, target, values, batch_size=batch_size)
             result.faithfulness["random"] = random_faithfulness(captured, target, batch_size=batch_size)
         case "heads":
-            rows = [captured.attention_from(layer, result.query)[0, result.heads] for layer in layers]
-            result.head_maps = captured.on_grid(torch.stack(rows)).cpu().numpy()
+            rows = [captured.on_map(captured.attention_from(layer, result.query)[0], layer) for layer in layers]
+            result.head_maps = by_head(rows)[:, result.heads].cpu().numpy()
         case "distance":
             result.distance = attention_distance(captured, layers).cpu().numpy()
         case "similarity":
@@ -224,14 +225,16 @@ def _compute_from(
             found = token_similarity(captured, result.similarity_to, result.similarity_layers)
             result.similarity = found[:, 0].cpu().numpy()
         case "pca":
-            patches = captured.features(layers[-1]).patches[0]
-            result.pca = pca_colours(patches, (gh, gw)).cpu().numpy()
-            _, inside = foreground(patches, (gh, gw))
+            _, patches, grid, _ = captured.features(layers[-1])
+            result.pca = component_map(captured, layers[-1]).cpu().numpy()
+            _, inside = foreground(patches[0], grid)
             if int(inside.sum()) >= FEWEST_INSIDE:
-                colours = pca_colours(patches, (gh, gw), inside)
-                result.pca_foreground = colours.where(inside[..., None], torch.nan).cpu().numpy()
+                result.pca_foreground = component_map(captured, layers[-1], inside).cpu().numpy()
         case "lens" if target is not None:
-            names = class_names(captured.model.config)
+            names, layers = class_names(captured.model.config), lens_layers(captured.model.config, layers)
+            if not layers:
+                result.skipped[method] = "the head reads only tokens of the last stage"
+                return
             probabilities = class_probabilities(captured.lens(layers)[:, 0], captured.model.config).cpu()
             ranked = top_labels(probabilities, names, TOP)
             for layer, (first, *_), row in zip(layers, ranked, probabilities, strict=True):

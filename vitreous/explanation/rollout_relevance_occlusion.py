@@ -3,6 +3,7 @@
 b: batch; t: tokens; q: queries; k: masks; s: steps; h, w: image height and width; gh, gw: grid height and width.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -22,6 +23,7 @@ from vitreous.explanation.attention_and_logit_lens import (
 )
 from vitreous.explanation.methods import MapName
 from vitreous.inference.engine import evaluation_mode
+from vitreous.model.attention_layer import AttentionLayer, dense, times
 from vitreous.model.pooling import ClassTokenPooling
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_probabilities
@@ -40,7 +42,7 @@ def rollout(
     fusion: Fusion = "mean",
     discard: float = 0.0,
     residual: float = 0.5,
-) -> Float[Tensor, "b t t"]:
+) -> Float[Tensor, "b t s"]:
     """Compute the weight of each input token (column) in each output token (row). Rows sum to 1.
 
     Args:
@@ -52,10 +54,16 @@ def rollout(
     check_real("residual", residual, 0, 1)
     b, t, _ = captured.inputs[0].shape
     total = torch.eye(t, device=captured.images.device).expand(b, t, t)
-    for layer in layer_indices(captured.model.config, layers):
-        before, total = total, torch.empty(b, t, t, device=total.device)
-        for rows, weights in captured.chunks(layer):
-            mixed = fuse(weights.float(), fusion, discard)
+    wanted = layer_indices(captured.model.config, layers)
+    for index, layer in enumerate(captured.layers):
+        if layer.merge is not None:
+            total = dense(layer.merge.weights, layer.merge.keys, total.shape[1]) @ total
+        if index not in wanted:
+            continue
+        before, total = total, torch.empty_like(total)
+        for rows, weights in captured.chunks(index):
+            keys = None if layer.keys is None else layer.keys[rows]
+            mixed = dense(fuse(weights.float(), fusion, discard), keys, total.shape[1])
             total[:, rows] = (1 - residual) * (mixed @ before) + residual * before[:, rows]
     return total
 
@@ -70,12 +78,24 @@ def rollout_map(
     """Compute the weight of each patch in the pooled features, i.e. the pooling weights times `rollout`."""
     _check(fusion, discard)
     row = captured.pooling_weights().float()
-    for layer in reversed(layer_indices(captured.model.config, layers)):
-        gathered = torch.zeros_like(row)
-        for rows, weights in captured.chunks(layer):
-            gathered += (row[:, None, rows] @ fuse(weights.float(), fusion, discard))[:, 0]
-        row = (gathered + row) / 2
-    return captured.on_grid(row)
+    wanted = layer_indices(captured.model.config, layers)
+    for index, layer in reversed(list(enumerate(captured.layers))):
+        if index in wanted:
+            gathered = torch.zeros_like(row)
+            for rows, weights in captured.chunks(index):
+                keys = None if layer.keys is None else layer.keys[rows]
+                gathered += times(row[:, rows], fuse(weights.float(), fusion, discard), keys, row.shape[1])
+            row = (gathered + row) / 2
+        row = unmerged(row, layer)
+    return captured.on_map(row)
+
+
+def unmerged(row: Float[Tensor, "b t"], layer: AttentionLayer) -> Float[Tensor, "b s"]:
+    """Divide the value of each token equally among the tokens that were merged into it before the layer."""
+    if layer.merge is None:
+        return row
+    count = math.prod(layer.merge.layout.grid)
+    return times(row, layer.merge.weights.expand(len(row), -1, -1), layer.merge.keys, count)
 
 
 def fuse(weights: Float[Tensor, "b heads q t"], fusion: Fusion, discard: float) -> Float[Tensor, "b q t"]:
@@ -119,20 +139,24 @@ def relevance(
     with evaluation_mode(captured.model), torch.enable_grad():
         output, gradient = _output_relevance(captured, captured.outputs[-1].detach().requires_grad_(), target)
         row = output
-        for layer, tokens in reversed(list(zip(captured.layers, captured.inputs, strict=True))):
+        for index, layer in reversed(list(enumerate(captured.layers))):
             between()
-            before = tokens.detach().requires_grad_()
+            before = captured.inputs[index].detach().requires_grad_()
             weights, after = layer.explicit_step(before)
             slope, gradient = torch.autograd.grad(after, (weights, before), gradient)
-            row = row + (row[:, None] @ _positive(slope, weights))[:, 0]
+            row = row + times(row, layer.rows(_positive(slope, weights)).mean(dim=1), layer.keys, row.shape[1])
+            if layer.merge is not None:
+                row, output = unmerged(row, layer), unmerged(output, layer)
+                before = captured.outputs[index - 1].detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(layer.merge.function(before), before, gradient)
     # Subtract the weights of the output tokens. Output tokens mix all patches, so their positions carry little meaning,
     # and with average pooling they would dominate the map. With a class token, this changes nothing.
-    return captured.on_grid(row - output)
+    return captured.on_map(row - output)
 
 
 def _positive(slope: Tensor, weights: Tensor) -> Tensor:
-    """Return the positive part of gradient times attention weights, averaged over heads."""
-    return (slope * weights.detach()).clamp_min(0).mean(dim=1)
+    """Return the positive part of gradient times attention weights."""
+    return (slope * weights.detach()).clamp_min(0)
 
 
 def _output_relevance(
@@ -152,7 +176,7 @@ def _output_relevance(
         weights.requires_grad_()
     score = _score(model, model.classify_pooled(pool.with_weights(features, weights)), target)
     slope, gradient = torch.autograd.grad(score, (weights, last))
-    return _positive(slope, weights), gradient
+    return _positive(slope, weights).mean(dim=1), gradient
 
 
 def _score(model: Model, logits: Float[Tensor, "b classes"], target: Target) -> Tensor:

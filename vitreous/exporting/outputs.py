@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import check_choice, fail
 from vitreous.explanation.attention_and_logit_lens import pooling_weights
-from vitreous.explanation.rollout_relevance_occlusion import fuse
+from vitreous.explanation.rollout_relevance_occlusion import fuse, unmerged
 from vitreous.exporting.options import OptionalOutput
+from vitreous.model.attention_layer import times
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import Numbers
 from vitreous.model.protocol import Model, require_attention
@@ -97,7 +98,8 @@ def familiarity_scores(known: Familiarity, pooled: Float[Tensor, "b d"]) -> Floa
 
 def _rollout(model: Model, images: Float[Tensor, "b c h w"], features: Features) -> Float[Tensor, "b gh gw"]:
     """Compute `rollout_map` without chunks, whose number would depend on the size of the batch."""
-    row = pooling_weights(model, features)
-    for layer, before, _ in reversed(list(model.attention_steps(images))):
-        row = ((row[:, None] @ fuse(layer.weights(before), "mean", 0.0))[:, 0] + row) / 2
-    return row[:, features.prefix.shape[1] :].reshape(-1, *features.grid)
+    row, steps = pooling_weights(model, features), list(model.attention_steps(images))
+    for layer, before, _ in reversed(steps):
+        row = (times(row, fuse(layer.weights(before), "mean", 0.0), layer.keys, row.shape[1]) + row) / 2
+        row = unmerged(row, layer)
+    return row[:, features.prefix.shape[1] :].reshape(-1, *steps[0].layer.layout.grid)

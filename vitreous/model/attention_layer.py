@@ -1,12 +1,14 @@
 """Attention layers of a forward pass. Explanations use only this interface, so that they work for every model family.
 
 The attention weights of a layer are a matrix with one row per query token. Rows contain only the tokens that a query
-attends to: all tokens (m = t) in a Vision Transformer, or the tokens of a window.
+attends to: all tokens (m = t) in a Vision Transformer, or the tokens of its window in a Swin Transformer.
 
-b: batch; t: tokens; q: queries; m: keys of a query; d: width.
+b: batch; t: tokens; s: tokens of the previous layer; q: queries; m: keys of a query; d, e: widths.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxtyping import Float, Int
@@ -19,7 +21,8 @@ class AttentionLayer(ABC):
     """An attention layer of a model, for tokens of one layout."""
 
     layout: Layout
-    keys: Int[Tensor, "t m"] | None = None  # indices of the tokens that each token attends to; None: all tokens
+    keys: Int[Tensor, "t m"] | None = None  # tokens that each token attends to, see `times`; None: all tokens
+    merge: "Merge | None" = None  # applied to the output of the previous layer
 
     @abstractmethod
     def weights(self, tokens: Float[Tensor, "b t d"], queries: slice = slice(None)) -> Float[Tensor, "b heads q m"]:
@@ -28,8 +31,22 @@ class AttentionLayer(ABC):
     @abstractmethod
     def explicit_step(
         self, tokens: Float[Tensor, "b t d"]
-    ) -> tuple[Float[Tensor, "b heads t m"], Float[Tensor, "b t d"]]:
+    ) -> tuple[Float[Tensor, "b *weights"], Float[Tensor, "b t d"]]:
         """Return the attention weights and the output of the layer. Gradients of the output reach the weights."""
+
+    def rows(self, weights: Float[Tensor, "b *weights"]) -> Float[Tensor, "b heads t m"]:
+        """Arrange the weights that `explicit_step` returns, or their gradients, as rows like those of `weights`."""
+        return weights
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Merges tokens of the previous layer. `weights` divides each merged token equally among its tokens."""
+
+    function: Callable[[Tensor], Tensor]  # [b, s, d] to [b, t, e]
+    layout: Layout  # of the previous layer
+    keys: Int[Tensor, "t m"]  # tokens that are merged into each token, see `times`
+    weights: Float[Tensor, "t m"]
 
 
 class AttentionStep(NamedTuple):
@@ -38,3 +55,24 @@ class AttentionStep(NamedTuple):
     layer: AttentionLayer
     before: Float[Tensor, "b t d"]
     after: Float[Tensor, "b t d"]
+
+
+def times(
+    row: Float[Tensor, "b q"], weights: Float[Tensor, "b q m"], keys: Int[Tensor, "q m"] | None, tokens: int
+) -> Float[Tensor, "b t"]:
+    """Multiply a row vector by a matrix of q rows and t = `tokens` columns.
+
+    If `keys` is None, `weights` is this matrix. Otherwise each row has m entries, whose columns are in `keys`; entries
+    that are not used, such as those of padding, have weight 0.
+    """
+    if keys is None:
+        return (row[:, None] @ weights)[:, 0]
+    products = (row[..., None] * weights).flatten(1)
+    return row.new_zeros(row.shape[0], tokens).scatter_add(1, keys.flatten().expand_as(products), products)
+
+
+def dense(weights: Float[Tensor, "*b q m"], keys: Int[Tensor, "q m"] | None, tokens: int) -> Float[Tensor, "*b q t"]:
+    """Return the matrix of `times` with all columns."""
+    if keys is None:
+        return weights
+    return weights.new_zeros(*weights.shape[:-1], tokens).scatter_add(-1, keys.expand_as(weights), weights)

@@ -234,6 +234,11 @@ class ModelConfig:
         return self.attention_shapes[0].grid if self.has_attention else self.grid
 
     @property
+    def position_grid(self) -> Size:
+        """Rows and columns of the positions that the model compares: a window, or the whole grid."""
+        return self.map_grid
+
+    @property
     def map_stride(self) -> Size:
         """Height and width, in image pixels, of a value of an explanation map."""
         return self.attention_shapes[0].stride if self.has_attention else self.patch_stride

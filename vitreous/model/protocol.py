@@ -36,8 +36,7 @@ class Model(nn.Module):
 
     config: ModelConfig
     familiarity: Familiarity | None = None  # only valid if the config has a calibration
-    pool: Pooling  # only for models with attention, like `position`
-    position: PositionEmbedding
+    pool: Pooling  # only for models with attention
 
     @property
     def backbone(self) -> "Model":
@@ -58,6 +57,11 @@ class Model(nn.Module):
     def image_filters(self) -> tuple[Float[Tensor, "k c ph pw"], str]:
         """Filters that the first layer applies to the image, and the name of this layer."""
         raise UnsupportedModel(f"the model has no image filters: it is a {self.config.summary}")
+
+    @property
+    def positions(self) -> PositionEmbedding:
+        """Position embedding for a grid of size `config.position_grid`. Models without one have no positions."""
+        return PositionEmbedding()
 
     @property
     def heads(self) -> list[nn.Module]:

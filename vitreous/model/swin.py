@@ -4,7 +4,8 @@ The patches of an image form a grid. Each block cuts the grid into windows, and 
 window. In every second block of a stage, the windows are shifted by half their size, so that information crosses their
 borders. Between two stages, each 2 x 2 patches are merged into one of twice the width. There are no prefix tokens.
 
-Interface for explanations, in addition to `Model`; a layer is a block, counted from 0 over all stages:
+Explanations use the layers of `attention_steps`. To look inside, there is more; a layer is a block, counted from 0 over
+all stages:
 
 - `model.attention(images, layers)` returns a `WindowAttention` per layer: `weights` [b, windows, heads, t, t], equal to
   the weights that the forward pass uses, and `windows`, whose `token_indices()` [windows, t] places them: each entry is
@@ -30,15 +31,17 @@ from torch.utils.checkpoint import checkpoint
 
 from vitreous.common.checks import Size
 from vitreous.model.attention import AttentionTerms, SelfAttention
+from vitreous.model.attention_layer import AttentionLayer, AttentionStep, Merge
 from vitreous.model.block import GeluMlp, StochasticDepth
 from vitreous.model.init import small_
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.options import Interpolation
 from vitreous.model.patch import PatchEmbedding
-from vitreous.model.position import resample
+from vitreous.model.pooling import AveragePooling
+from vitreous.model.position import PositionEmbedding, resample
 from vitreous.model.protocol import Model
 from vitreous.model.swin_config import SwinConfig, WindowRule, fit_windows
-from vitreous.model.tokens import Features
+from vitreous.model.tokens import Features, Layout
 
 # ---- Windows ---------------------------------------------------------------------------------------------------------
 
@@ -90,6 +93,11 @@ class Windows(NamedTuple):
         """Return the index on the grid of each token of each window, or -1 for padding."""
         numbers = torch.arange(1, 1 + math.prod(self.grid))[None, :, None]
         return self.split(numbers.double())[..., 0].long() - 1
+
+    def neighbours(self) -> Int[Tensor, "n t"]:
+        """Return, for each token of the grid, the `token_indices` of its window."""
+        indices = self.token_indices()
+        return self.join(indices[:, None].expand(-1, indices.shape[1], -1).double())[0].long()
 
     def _regions(self, axis: int, device: torch.device) -> Int[Tensor, " side"]:
         """Number the parts of a side that the cyclic shift has made neighbours, as in the original code."""
@@ -177,6 +185,17 @@ class BiasMlp(nn.Module):
         offsets = torch.arange(1 - side, side, device=device, dtype=torch.float32)
         offsets = 8 * offsets / max((self.pretrained_window or side) - 1, 1)
         return offsets.sign() * (offsets.abs() + 1).log2() / 3
+
+
+class WindowPosition(PositionEmbedding):
+    """Bias in a window, as the position of a model without other windows."""
+
+    def __init__(self, position: BiasTable | BiasMlp):
+        super().__init__()
+        self.position = position
+
+    def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
+        return AttentionTerms(bias=self.position(layout.grid)[pair_offsets(layout.grid, device)].permute(2, 0, 1))
 
 
 # ---- Blocks ----------------------------------------------------------------------------------------------------------
@@ -307,6 +326,12 @@ class PatchMerging(nn.Module):
         return x, (rows, columns)
 
 
+def merged_indices(grid: Size) -> Int[Tensor, "m 4"]:
+    """Return the indices of the patches that are merged into each patch, or -1 beyond the edge."""
+    padded = F.pad(torch.arange(math.prod(grid)).view(grid), (0, grid[1] % 2, 0, grid[0] % 2), value=-1)
+    return padded.view(-(-grid[0] // 2), 2, -(-grid[1] // 2), 2).transpose(1, 2).reshape(-1, 4)
+
+
 class Stage(nn.Module):
     """Blocks at one resolution, after a merge of patches unless it is the first stage."""
 
@@ -344,6 +369,30 @@ class Stage(nn.Module):
 # ---- Model -----------------------------------------------------------------------------------------------------------
 
 
+class SwinLayer(AttentionLayer):
+    """A block with its windows, for explanations. Attention to padding is left out of the rows."""
+
+    def __init__(self, block: SwinBlock, terms: WindowTerms, merge: Merge | None):
+        self.block, self.terms, self.merge = block, terms, merge
+        self.layout = Layout(0, terms.windows.grid)
+        neighbours = terms.windows.neighbours().to(terms.offsets.device)
+        self.keys, self.padding = neighbours.clamp_min(0), neighbours < 0
+
+    def weights(self, tokens: Float[Tensor, "b n d"], queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
+        return self.rows(self.block.attention_weights(tokens, self.terms))[:, :, queries]
+
+    def explicit_step(
+        self, tokens: Float[Tensor, "b n d"]
+    ) -> tuple[Float[Tensor, "b windows heads t t"], Float[Tensor, "b n d"]]:
+        weights = self.block.attention_weights(tokens, self.terms)
+        return weights, self.block.with_weights(tokens, weights, self.terms)
+
+    def rows(self, weights: Float[Tensor, "b windows heads t t"]) -> Float[Tensor, "b heads n t"]:
+        b, _, heads, t, _ = weights.shape
+        joined = self.terms.windows.join(weights.transpose(2, 3).flatten(3).flatten(0, 1))
+        return joined.reshape(b, -1, heads, t).transpose(1, 2).masked_fill(self.padding, 0)
+
+
 class Step(NamedTuple):
     """Tokens before and after a layer, and its windows. All are on `terms.windows.grid`."""
 
@@ -370,7 +419,7 @@ class Swin(Model):
         self.patches, self.patch_norm = patches, nn.LayerNorm(config.width, config.norm_eps)
         self.embedding_dropout = nn.Dropout(config.dropout.embedding)
         self.stages = nn.ModuleList(stages)
-        self.norm, self.head = norm, head
+        self.norm, self.pool, self.head = norm, AveragePooling(nn.Identity()), head
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         return self.classify(self.features(images))
@@ -402,6 +451,15 @@ class Swin(Model):
     def embedding(self) -> Sequence[nn.Module]:
         return (self.patches, self.patch_norm)
 
+    @property
+    def image_filters(self) -> tuple[Float[Tensor, "k c ph pw"], str]:
+        return self.patches.projection.weight, "the patch embedding"
+
+    @property
+    def positions(self) -> PositionEmbedding:
+        """Relative positions in a window of the first block."""
+        return WindowPosition(cast(SwinBlock, self.blocks[0]).attention.position)
+
     def recompute_blocks(self) -> None:
         for stage in self._stages:
             stage.recompute = True
@@ -422,6 +480,19 @@ class Swin(Model):
                 after = stage.step(block, tokens, terms)
                 yield Step(layer, number, tokens, after, terms[block % 2])
                 tokens, layer = after, layer + 1
+
+    def attention_steps(self, images: Float[Tensor, "b c h w"]) -> Iterator[AttentionStep]:
+        places, grid = self._places, (0, 0)
+        for step in self.walk(images):
+            stage, number = places[step.layer]
+            merge = None if number or stage.merge is None else self._merge(stage.merge, grid, step.before.device)
+            grid = step.terms.windows.grid
+            yield AttentionStep(SwinLayer(cast(SwinBlock, stage.blocks[number]), step.terms, merge), *step[2:4])
+
+    def output_features(self, tokens: Float[Tensor, "b n d"], layout: Layout) -> Features:
+        """Apply the final norm to tokens of the last stage; it does not fit the width of the others."""
+        last = tokens.shape[2] == self.config.feature_width
+        return _features(self.norm(tokens) if last else tokens, layout.grid)
 
     def attention(self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None) -> list[WindowAttention]:
         """Return the attention weights of `layers` (default: all layers)."""
@@ -479,6 +550,12 @@ class Swin(Model):
             for block in stage.blocks:
                 cast(SwinBlock, block).attention.position.resize(window)
         return model
+
+    def _merge(self, module: PatchMerging, grid: Size, device: torch.device) -> Merge:
+        indices = merged_indices(grid).to(device)
+        weights = (indices >= 0).float()
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        return Merge(lambda tokens: module(tokens, grid)[0], Layout(0, grid), indices.clamp_min(0), weights)
 
     @property
     def _stages(self) -> list[Stage]:

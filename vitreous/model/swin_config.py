@@ -22,6 +22,7 @@ from vitreous.model.base_config import (
     MAX_SIDE,
     MAX_TOKENS,
     MAX_WIDTH,
+    AttentionShape,
     ModelConfig,
     check_budget,
     check_classes,
@@ -138,6 +139,23 @@ class SwinConfig(ModelConfig):
         """Rows and columns of the patches of each stage. Images are padded to whole patches, and patches to pairs."""
         (height, width), (ph, pw) = self.image_size, self.patch_size
         return tuple((-(-height // (ph << stage)), -(-width // (pw << stage))) for stage in range(len(self.depths)))
+
+    @property
+    def attention_shapes(self) -> tuple[AttentionShape, ...]:
+        stages = zip(self.stage_heads, self.stage_grids, self.stage_windows, self.stage_widths, strict=True)
+        return tuple(
+            AttentionShape(heads, math.prod(grid), math.prod(window), grid, stride, width)
+            for stage, (heads, grid, window, width) in enumerate(stages)
+            for stride in [(self.patch_size[0] << stage, self.patch_size[1] << stage)] * self.depths[stage]
+        )
+
+    @property
+    def position_grid(self) -> Size:
+        return self.stage_windows[0]
+
+    @property
+    def position_name(self) -> str:
+        return "relative bias of log offsets" if isinstance(self.version, SwinV2) else "relative bias"
 
     @property
     def stage_windows(self) -> tuple[Size, ...]:

@@ -124,6 +124,10 @@ class ViT(Model):
         return (self.stem, self.patches, self.prefix, self.position, self.pre_norm)
 
     @property
+    def positions(self) -> PositionEmbedding:
+        return self.position
+
+    @property
     def image_filters(self) -> tuple[Float[Tensor, "k c ph pw"], str]:
         if self.config.stem is not None:
             return self.stem.get_parameter("root.weight"), "the first convolution of the stem"

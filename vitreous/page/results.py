@@ -21,10 +21,11 @@ from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
     attention_distance,
     distances,
+    lens_layers,
     no_step,
 )
 from vitreous.explanation.draw import Box, model_region
-from vitreous.explanation.pca_and_similarity import cosines, pca_colours, position_similarity
+from vitreous.explanation.pca_and_similarity import component_map, cosines, position_similarity
 from vitreous.explanation.rollout_relevance_occlusion import Faithfulness, Fusion, rollout_map
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import familiarity_ranks
@@ -105,7 +106,8 @@ def lens(captured: CapturedForward, labels: Sequence[str]) -> dict[str, Any]:
     """Return the top classes that the head predicts from the tokens after each layer."""
     probabilities = class_probabilities(captured.lens()[:, 0], captured.model.config)
     rows = [top_classes(labels, row, TOP_OF_A_LAYER) for row in probabilities]
-    return {"layers": [{"layer": layer, "predictions": row} for layer, row in enumerate(rows)]}
+    layers = lens_layers(captured.model.config, None)
+    return {"layers": [{"layer": layer, "predictions": row} for layer, row in zip(layers, rows, strict=True)]}
 
 
 # ---- Maps ------------------------------------------------------------------------------------------------------------
@@ -127,16 +129,17 @@ def as_map(method: str, values: Float[Tensor, "gh gw"], target: dict[str, Any] |
 
 def components(captured: CapturedForward, layer: int) -> dict[str, Any]:
     """Return three principal components of the patch features as red, green and blue."""
-    grid = captured.layers[layer].layout.grid
-    colours = rounded(pca_colours(captured.features(layer).patches[0], grid).flatten())
-    return {"method": "pca", "target": None, "grid": list(grid), "rgb": colours, "range": [0.0, 1.0]}
+    colours = component_map(captured, layer)
+    grid = list(captured.layout.grid)
+    return {"method": "pca", "target": None, "grid": grid, "rgb": rounded(colours.flatten()), "range": [0.0, 1.0]}
 
 
 def distance(captured: CapturedForward, between: Callable[[], None] = no_step) -> dict[str, Any]:
     """Return attention distances in input pixels. `largest` is the distance between patches in opposite corners."""
     config = captured.model.config
     corner = distances(config.map_grid, config.map_stride, slice(0, 1))[0, -1]
-    return {"pixels": rounded(attention_distance(captured, between=between)), "largest": rounded(corner)}
+    found = attention_distance(captured, between=between)
+    return {"pixels": [rounded(row[~row.isnan()]) for row in found], "largest": rounded(corner)}
 
 
 def faithfulness_curves(result: Faithfulness, random: Faithfulness) -> dict[str, Any]:
