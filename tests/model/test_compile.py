@@ -17,11 +17,14 @@ FAMILIES = {
     "DeiT-III-B/16": THIN,
     "DINOv2-S/14": THIN,
     "DINOv2-g/14-reg": THIN,
+    "DINOv3-S/16": THIN,
+    "EVA02-B/14": THIN,
+    "RoPE-ViT-S/16-mixed": THIN,
     "CLIP-B/32": THIN,
     "SigLIP-B/16": THIN,
     "BiT-R50x1": {"stages": (1, 1), "width": 32},
 }
-SIZES = {"ViT-Lite-7/4": (32, 32), "DINOv2-S/14": (56, 56), "DINOv2-g/14-reg": (56, 56)}
+SIZES = {"ViT-Lite-7/4": (32, 32), "DINOv2-S/14": (56, 56), "DINOv2-g/14-reg": (56, 56), "EVA02-B/14": (56, 56)}
 
 
 # jaxtyping's checks, which run only under pytest, cannot be traced.

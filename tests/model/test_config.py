@@ -79,6 +79,7 @@ def test_error_names_the_invalid_field(fields: dict[str, Any], message: str) -> 
         (lambda: Learned1d(interpolation="tim"), r"position.interpolation is 'tim'.*did you mean 'timm'"),
         (lambda: SinCos2d(temperature=math.nan), r"position.temperature is nan"),
         (lambda: Rotary2d(base=0), r"position.base is 0"),
+        (lambda: Rotary2d(reference_grid=(16, 16)), r"position.reference_grid .* unless coordinates are 'index'"),
         (lambda: Conditional(kernel_size=4), r"position.kernel_size is 4, but must be odd"),
         (lambda: Dropout(attention=-0.1), r"dropout.attention is -0.1"),
         (lambda: GlobalAverage("last"), r"pool.norm is 'last', but must be one of 'before', 'after'"),

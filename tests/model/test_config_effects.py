@@ -61,6 +61,25 @@ def test_attention_options_are_applied_to_every_block(small: ViTConfig) -> None:
         assert [scale.factor.unique().tolist() for scale in found(block, LayerScale)] == [[pytest.approx(0.3)]] * 2
 
 
+def test_key_bias_and_norms_are_applied_to_every_block(small: ViTConfig) -> None:
+    changes = {"key_bias": False, "attention_output_norm": True, "mlp": SwiGlu(norm=True), "norm_eps": 3e-4}
+    for block in build(dataclasses.replace(small, **changes)).encoder.blocks:
+        biases = [part.bias is not None for part in (block.attention.q, block.attention.k, block.attention.v)]
+        assert biases == [True, False, True]
+        assert (block.attention.output_norm.eps, block.mlp.norm.eps) == (3e-4, 3e-4)
+        assert block.mlp.norm.normalized_shape == (small.mlp_width,)
+
+
+@torch.no_grad()
+def test_untied_norms_apply_to_prefix_tokens_and_patches(small: ViTConfig) -> None:
+    model = build(dataclasses.replace(small, untied_norms=True, registers=2)).eval()
+    model.norm.prefix.weight.fill_(2)
+    model.norm.patches.bias.fill_(3)
+    features = model.features(torch.randn(2, 3, *small.image_size))
+    torch.testing.assert_close(features.prefix.std(dim=-1, correction=0), torch.full((2, 3), 2.0), atol=1e-3, rtol=0)
+    torch.testing.assert_close(features.patches.mean(dim=-1), torch.full((2, 12), 3.0), atol=1e-5, rtol=0)
+
+
 @torch.no_grad()
 def test_qk_scale_changes_the_attention_weights(small: ViTConfig) -> None:
     tokens = torch.randn(2, 5, 32)

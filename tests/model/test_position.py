@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from vitreous.model.position import (
     ConditionalPosition,
     Learned1dPosition,
     Learned2dPosition,
+    MixedRotary2dPosition,
     RelativeBiasPosition,
     Rotary2dPosition,
     SinCos2dPosition,
@@ -28,6 +30,8 @@ KINDS: list[options.PositionConfig] = [
     options.SinCos2d("big_vision"),
     options.RelativeBias(),
     options.Rotary2d(),
+    options.Rotary2d(10_000.0, "index", (16, 16), learned=options.Learned1d(interpolation="timm")),
+    options.MixedRotary2d(learned=options.Learned1d(prefix_entries=False)),
     options.Conditional(),
 ]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -128,7 +132,7 @@ def test_tokens_stay_float32_under_autocast(kind: options.PositionConfig, class_
     with torch.autocast("cpu", torch.bfloat16):
         patches, grid = model.patchify(torch.randn(1, 3, 24, 32))
         tokens, _ = model.embed(patches, grid)
-    learned = any(True for _ in model.position.parameters()) and hasattr(model.position, "table_at")
+    learned = model.position.added is not None and any(True for _ in model.position.added.parameters())
     assert tokens.dtype == (torch.float32 if class_token or learned else patches.dtype)
 
 
@@ -188,6 +192,45 @@ def test_rotary_logits_depend_only_on_offsets() -> None:
     torch.testing.assert_close(logits[3, 1, 1, 0], logits[2, 4, 0, 3], atol=1e-5, rtol=0)
     assert (logits[0, 0, 1, 2] - logits[0, 0, 2, 1]).abs() > 1e-3
     torch.testing.assert_close(rotate(same, rotation)[0, 0, 0], same[0, 0, 0])  # prefix tokens are not rotated
+
+
+@pytest.mark.parametrize(
+    ("arguments", "coordinate"),
+    [
+        ({}, lambda i, side, reference: 2 * math.pi * ((2 * i + 1) / side - 1)),
+        ({"coordinates": "index"}, lambda i, side, reference: i),
+        ({"coordinates": "index", "reference_grid": (4, 7)}, lambda i, side, reference: i * reference / side),
+    ],
+    ids=["edges", "index", "reference grid"],
+)
+@pytest.mark.parametrize("grid", [(3, 5), (4, 1)])
+def test_rotary_angles_equal_explicit_computation(arguments: Any, coordinate: Any, grid: tuple[int, int]) -> None:
+    angles = Rotary2dPosition(8, 50.0, **arguments).angles(grid, CPU).reshape(*grid, 4)
+    for y in range(grid[0]):
+        for x in range(grid[1]):
+            places = coordinate(y, grid[0], 4), coordinate(x, grid[1], 7)
+            expected = [place / period for place in places for period in (1, math.sqrt(50))]
+            np.testing.assert_allclose(angles[y, x], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rotary_periods_are_rounded() -> None:
+    exact, rounded = (Rotary2dPosition(16, 100.0, period_dtype=dtype) for dtype in ("float32", "bfloat16"))
+    periods = rounded.angles((1, 2), CPU)[1, 4:].reciprocal() * math.pi  # the second column is at x = 1/2
+    assert torch.equal(periods.bfloat16(), torch.tensor([1.0, 3.15625, 10.0, 31.625]).bfloat16())
+    assert not torch.equal(exact.angles((1, 2), CPU), rounded.angles((1, 2), CPU))
+
+
+def test_mixed_rotary_angles_equal_explicit_computation() -> None:
+    position = MixedRotary2dPosition(depth=2, num_heads=3, head_dim=8, base=10.0, learned=None)
+    frequencies, angles = position.frequencies.detach(), position.angles((3, 5), CPU).detach()
+    assert angles.shape == (2, 3, 15, 4)
+    for y in range(3):
+        for x in range(5):
+            torch.testing.assert_close(angles[:, :, 5 * y + x], x * frequencies[0] + y * frequencies[1])
+    # At first, each frequency occurs in two perpendicular directions.
+    first, second = frequencies.chunk(2, dim=-1)
+    torch.testing.assert_close((first * second).sum(dim=0), torch.zeros(2, 3, 2), atol=1e-6, rtol=0)
+    torch.testing.assert_close(first.square().sum(dim=0), torch.tensor([1, 0.1]).expand(2, 3, 2))
 
 
 @pytest.mark.parametrize("keep_indices", [None, torch.tensor([[5, 0, 2], [1, 3, 4]])], ids=["all", "keep_indices"])

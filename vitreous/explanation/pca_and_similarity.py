@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.common.checks import Size
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, layer_indices
 from vitreous.model.pooling import all_tokens
-from vitreous.model.position import AddedPosition, ConditionalPosition, PositionEmbedding
+from vitreous.model.position import ConditionalPosition, PositionEmbedding
 from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features, Layout
 
@@ -58,8 +58,8 @@ def position_similarity(model: Model, grid: Size | None = None) -> PositionSimil
     def similarity(pairs: Float[Tensor, "n n"], text: str, bounded: bool = True) -> PositionSimilarity:
         return PositionSimilarity(pairs.reshape(*grid, *grid).cpu(), text, bounded)
 
-    if isinstance(position, AddedPosition):
-        vectors = F.normalize(position.table_at(grid, device).float().flatten(0, 1), dim=-1)
+    if position.added is not None:
+        vectors = F.normalize(position.added.table_at(grid, device).float().flatten(0, 1), dim=-1)
         return similarity(vectors @ vectors.T, "Cosine similarity of the position embeddings.")
     terms = position.attend(Layout(0, grid), device)
     if terms.bias is not None:
@@ -67,11 +67,14 @@ def position_similarity(model: Model, grid: Size | None = None) -> PositionSimil
         return similarity(terms.bias.float().mean(dim=-3), text, bounded=False)
     if terms.rotation is not None:
         cos, sin = (part.float() for part in terms.rotation)
+        over = "layers, heads and frequencies" if terms.per_layer else "frequencies"
+        kind = "are learned" if terms.per_layer else "are fixed, not learned"
         text = (
             "Similarity of rotary position embeddings: cosine of the angle between two positions, averaged over "
-            "frequencies. Rotary embeddings are fixed, not learned."
+            f"{over}. Rotary embeddings {kind}."
         )
-        return similarity((cos @ cos.T + sin @ sin.T) / cos.shape[1], text)
+        pairs = (cos @ cos.mT + sin @ sin.mT) / cos.shape[-1]
+        return similarity(pairs.flatten(0, -3).mean(dim=0) if terms.per_layer else pairs, text)
     if isinstance(position, ConditionalPosition):
         text = "the position embedding is a convolution and depends on the image"
     elif type(position) is PositionEmbedding:

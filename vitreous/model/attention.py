@@ -18,6 +18,14 @@ class AttentionTerms(NamedTuple):
 
     rotation: tuple[Tensor, Tensor] | None = None  # cosine and sine, [..., t, head_dim / 2]
     bias: Tensor | None = None  # [..., heads, t, t]
+    per_layer: bool = False  # the first dimension of the rotation is the layer
+
+
+def terms_of_layer(terms: AttentionTerms, layer: int) -> AttentionTerms:
+    if terms.rotation is None or not terms.per_layer:
+        return terms
+    cos, sin = terms.rotation
+    return AttentionTerms((cos[layer], sin[layer]), terms.bias)
 
 
 class SelfAttention(nn.Module):
@@ -29,29 +37,34 @@ class SelfAttention(nn.Module):
         num_heads: int,
         head_dim: int | None = None,
         qkv_bias: bool = True,
+        key_bias: bool = True,
         qk_norm_eps: float | None = None,
         qk_scale: float | None = None,
+        output_norm_eps: float | None = None,
         attention_dropout: float = 0.0,
         output_dropout: float = 0.0,
     ):
         super().__init__()
         head_dim = head_dim or width // num_heads
+        inner_width = num_heads * head_dim
         self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, attention_dropout
         self.scale = head_dim**-0.5 if qk_scale is None else qk_scale
         # U_qkv of equation 5 as three layers; other libraries store these weights separately or packed.
-        self.q, self.k, self.v = (nn.Linear(width, num_heads * head_dim, bias=qkv_bias) for _ in range(3))
+        biases = (qkv_bias, qkv_bias and key_bias, qkv_bias)
+        self.q, self.k, self.v = (nn.Linear(width, inner_width, bias=bias) for bias in biases)
         for part in (self.q, self.k, self.v):
             xavier_(part)
         self.q_norm = nn.Identity() if qk_norm_eps is None else nn.LayerNorm(head_dim, qk_norm_eps)
         self.k_norm = nn.Identity() if qk_norm_eps is None else nn.LayerNorm(head_dim, qk_norm_eps)
-        self.output = xavier_(nn.Linear(num_heads * head_dim, width))
+        self.output_norm = nn.Identity() if output_norm_eps is None else nn.LayerNorm(inner_width, output_norm_eps)
+        self.output = xavier_(nn.Linear(inner_width, width))
         self.output_dropout = nn.Dropout(output_dropout)
 
     def forward(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
         q, k, v = self.queries_keys_values(tokens, terms)
         dropout = self.dropout if self.training else 0.0
         gathered = F.scaled_dot_product_attention(q, k, v, terms.bias, dropout, scale=self.scale)
-        return self.output_dropout(self.output(gathered.transpose(1, 2).flatten(2)))
+        return self._project(gathered)
 
     def weights(
         self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
@@ -66,7 +79,11 @@ class SelfAttention(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Compute the output of `forward` from given attention weights."""
         _, _, v = self.queries_keys_values(tokens, terms)
-        return self.output_dropout(self.output((weights @ v).transpose(1, 2).flatten(2)))
+        return self._project(weights @ v)
+
+    def _project(self, gathered: Float[Tensor, "b heads t head_dim"]) -> Float[Tensor, "b t d"]:
+        """Concatenate the heads and apply the output layer (equation 8)."""
+        return self.output_dropout(self.output(self.output_norm(gathered.transpose(1, 2).flatten(2))))
 
     def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the queries, keys and values (equation 5), split into heads."""

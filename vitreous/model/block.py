@@ -37,17 +37,21 @@ class GeluMlp(nn.Module):
 
 
 class SwiGluMlp(nn.Module):
-    """Gated MLP: silu(x W1) * (x W2), then a linear layer. W1 and W2 are packed into one layer, in that order."""
+    """Gated MLP: silu(x W1) * (x W2), then a linear layer. W1 and W2 are packed into one layer, in that order.
 
-    def __init__(self, width: int, mlp_width: int, dropout: float = 0.0):
+    norm_eps: Epsilon of a norm before the last layer (EVA-02), or None for no norm.
+    """
+
+    def __init__(self, width: int, mlp_width: int, dropout: float = 0.0, norm_eps: float | None = None):
         super().__init__()
         self.gate_and_up = xavier_(nn.Linear(width, 2 * mlp_width), parts=2)
+        self.norm = nn.Identity() if norm_eps is None else nn.LayerNorm(mlp_width, norm_eps)
         self.dropout = nn.Dropout(dropout)
         self.down = xavier_(nn.Linear(mlp_width, width))
 
     def forward(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         gate, up = self.gate_and_up(tokens).chunk(2, dim=-1)
-        return self.dropout(self.down(self.dropout(F.silu(gate) * up)))
+        return self.dropout(self.down(self.norm(self.dropout(F.silu(gate) * up))))
 
 
 Mlp = GeluMlp | SwiGluMlp

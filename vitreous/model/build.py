@@ -27,7 +27,7 @@ from vitreous.model.swin import (
     WindowSelfAttention,
 )
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2
-from vitreous.model.tokens import PrefixTokens
+from vitreous.model.tokens import PrefixTokens, UntiedNorm
 from vitreous.model.vit import ViT
 
 
@@ -83,7 +83,7 @@ def build_vit(config: ViTConfig) -> ViT:
         position=build_position(config),
         pre_norm=nn.LayerNorm(config.width, config.norm_eps) if config.pre_norm else nn.Identity(),
         encoder=Encoder([build_block(config, layer) for layer in range(config.depth)]),
-        norm=nn.Identity() if norm_after_mean else nn.LayerNorm(config.width, config.norm_eps),
+        norm=nn.Identity() if norm_after_mean else build_norm(config),
         pool=build_pool(config),
         projection=(
             nn.Identity()
@@ -158,8 +158,10 @@ def build_block(config: ViTConfig, layer: int) -> Block:
             config.num_heads,
             head_dim=config.head_dim,
             qkv_bias=config.qkv_bias,
+            key_bias=config.key_bias,
             qk_norm_eps=config.norm_eps if config.qk_norm else None,
             qk_scale=config.qk_scale,
+            output_norm_eps=config.norm_eps if config.attention_output_norm else None,
             attention_dropout=config.dropout.attention,
             output_dropout=config.dropout.hidden,
         ),
@@ -175,8 +177,22 @@ def build_mlp(config: ViTConfig) -> Mlp:
     match config.mlp:
         case options.Gelu(approximation):
             return GeluMlp(config.width, config.mlp_width, approximation, config.dropout.hidden)
-        case options.SwiGlu():
-            return SwiGluMlp(config.width, config.mlp_width, config.dropout.hidden)
+        case options.SwiGlu(norm):
+            eps = config.norm_eps if norm else None
+            return SwiGluMlp(config.width, config.mlp_width, config.dropout.hidden, eps)
+
+
+def build_norm(config: ViTConfig) -> nn.Module:
+    if config.untied_norms:
+        return UntiedNorm(config.width, config.norm_eps, config.num_prefix_tokens)
+    return nn.LayerNorm(config.width, config.norm_eps)
+
+
+def build_learned_position(config: ViTConfig) -> position.Learned1dPosition | None:
+    if config.learned_position is None:
+        return None
+    entries = (config.class_token + config.distillation_token) * config.learned_position.prefix_entries
+    return position.Learned1dPosition(config.width, config.grid, entries, config.learned_position.interpolation)
 
 
 def build_position(config: ViTConfig) -> position.PositionEmbedding:
@@ -192,8 +208,14 @@ def build_position(config: ViTConfig) -> position.PositionEmbedding:
             return position.SinCos2dPosition(config.width, convention, temperature)
         case options.RelativeBias(interpolation):
             return position.RelativeBiasPosition(config.num_heads, config.grid, interpolation)
-        case options.Rotary2d(base):
-            return position.Rotary2dPosition(config.head_width, base)
+        case options.Rotary2d(base, coordinates, reference_grid, period_dtype):
+            learned = build_learned_position(config)
+            return position.Rotary2dPosition(
+                config.head_width, base, coordinates, reference_grid, period_dtype, learned
+            )
+        case options.MixedRotary2d(base):
+            learned, heads = build_learned_position(config), config.num_heads
+            return position.MixedRotary2dPosition(config.depth, heads, config.head_width, base, learned)
         case options.Conditional(kernel_size, blocks):
             return position.ConditionalPosition(config.width, kernel_size, min(blocks, config.depth))
 

@@ -45,12 +45,14 @@ from vitreous.model.options import (
     DecoderConfig,
     Dropout,
     Gelu,
+    GlobalAverage,
     HeadConfig,
     Learned1d,
     Learned2d,
     LinearDecoder,
     LinearHead,
     MaskDecoder,
+    MixedRotary2d,
     MlpConfig,
     MlpHead,
     OutputConfig,
@@ -102,12 +104,15 @@ class ViTConfig(ModelConfig):
     num_heads: int = 12
     head_dim: int | None = None  # None: width / num_heads
     qkv_bias: bool = True
+    key_bias: bool = True  # False: if qkv_bias, only queries and values have a bias (EVA, DINOv3)
     qk_norm: bool = False
     qk_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    attention_output_norm: bool = False  # LayerNorm before the output layer of attention (EVA-CLIP)
     mlp_width: int = 3072
     mlp: MlpConfig = Gelu("tanh")
     norm_eps: float = 1e-6
     layer_scale: float | None = None  # initial value of LayerScale; None: no LayerScale
+    untied_norms: bool = False  # separate final norms for prefix tokens and patches (DINOv3)
 
     # Regularisation in training
     dropout: Dropout = Dropout()
@@ -164,6 +169,16 @@ class ViTConfig(ModelConfig):
         tokens = self.num_tokens
         shape = AttentionShape(self.num_heads, tokens, tokens, self.grid, self.patch_stride, self.width)
         return (shape,) * self.depth
+
+    @property
+    def learned_position(self) -> Learned1d | None:
+        """Learned positions that are added to the tokens, also those of a rotary embedding. None if there are none."""
+        match self.position:
+            case Learned1d():
+                return self.position
+            case Rotary2d() | MixedRotary2d():
+                return self.position.learned
+        return None
 
     @property
     def head_width(self) -> int:
@@ -236,9 +251,11 @@ class ViTConfig(ModelConfig):
         elif self.width % self.num_heads:
             fail("num_heads", self.num_heads, f"a divisor of width ({self.width})")
         check_flag("qkv_bias", self.qkv_bias)
+        check_flag("key_bias", self.key_bias)
         check_flag("qk_norm", self.qk_norm)
         if self.qk_scale is not None:
             check_positive("qk_scale", self.qk_scale)
+        check_flag("attention_output_norm", self.attention_output_norm)
         check_whole("mlp_width", self.mlp_width, 1, 16 * MAX_WIDTH)
         check_kind("mlp", self.mlp, get_args(MlpConfig))
         check_real("norm_eps", self.norm_eps, 1e-15, 1)
@@ -257,14 +274,17 @@ class ViTConfig(ModelConfig):
             fail("width", self.width, "an even number for Learned2d, which concatenates row and column vectors")
         if isinstance(self.position, SinCos2d) and (self.width % 4 or self.width < 8):
             fail("width", self.width, "a multiple of 4 and at least 8 for SinCos2d")
-        if isinstance(self.position, Rotary2d) and self.head_width % 4:
-            heads = f"{self.head_width} (num_heads={self.num_heads})"
-            raise BadValue(f"Rotary2d requires a head width that is a multiple of 4, got {heads}")
+        if isinstance(self.position, Rotary2d | MixedRotary2d) and self.head_width % 4:
+            kind, heads = type(self.position).__name__, f"{self.head_width} (num_heads={self.num_heads})"
+            raise BadValue(f"{kind} requires a head width that is a multiple of 4, got {heads}")
         check_kind("pool", self.pool, get_args(PoolConfig))
         if isinstance(self.pool, AttentionPool) and self.width % self.num_heads:
             fail("num_heads", self.num_heads, f"a divisor of width ({self.width}) for AttentionPool")
         if isinstance(self.pool, ClassToken) and not self.class_token:
             fail("pool", self.pool, "GlobalAverage() or AttentionPool() when class_token=False")
+        check_flag("untied_norms", self.untied_norms)
+        if self.untied_norms and (self.pool == GlobalAverage("after") or not self.num_prefix_tokens):
+            fail("untied_norms", True, "False for models without prefix tokens or without a norm before pooling")
         if self.distillation_token and not isinstance(self.pool, ClassToken):
             fail("pool", self.pool, "ClassToken() when distillation_token=True")
         if self.projection is not None:

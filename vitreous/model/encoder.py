@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitreous.model.attention import AttentionTerms
+from vitreous.model.attention import AttentionTerms, terms_of_layer
 from vitreous.model.attention_layer import AttentionLayer
 from vitreous.model.block import Block
 from vitreous.model.position import PositionEmbedding
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
     def _step(
         self, layer: int, tokens: Tensor, terms: AttentionTerms, layout: Layout, position: PositionEmbedding
     ) -> Tensor:
-        block = self.blocks[layer]
+        block, terms = self.blocks[layer], terms_of_layer(terms, layer)
         if self.recompute and self.training:
             after = checkpoint(block, tokens, terms, use_reentrant=False)
         else:
@@ -64,14 +64,15 @@ class Encoder(nn.Module):
         queries: slice = slice(None),
     ) -> Float[Tensor, "b heads q t"]:
         """Return the attention weights of `layer` for its input tokens. `queries` selects the rows to return."""
-        block = cast(Block, self.blocks[layer])
-        return block.attention_weights(before, position.attend(layout, before.device), queries)
+        terms = terms_of_layer(position.attend(layout, before.device), layer)
+        return cast(Block, self.blocks[layer]).attention_weights(before, terms, queries)
 
     def explicit_step(
         self, layer: int, before: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
     ) -> tuple[Float[Tensor, "b heads t t"], Float[Tensor, "b t d"]]:
         """Return the attention weights of `layer` and its output. Gradients of the output reach the weights."""
-        block, terms = cast(Block, self.blocks[layer]), position.attend(layout, before.device)
+        terms = terms_of_layer(position.attend(layout, before.device), layer)
+        block = cast(Block, self.blocks[layer])
         weights = block.attention_weights(before, terms)
         return weights, position.between(layer, block.with_weights(before, weights, terms), layout)
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from vitreous.common.checks import (
+    Size,
     check_choice,
     check_flag,
     check_fraction,
     check_numbers,
     check_positive,
     check_real,
+    check_size,
     check_whole,
     fail,
 )
@@ -105,11 +107,46 @@ class RelativeBias:
 
 @dataclass(frozen=True)
 class Rotary2d:
-    """Rotary embedding: queries and keys are rotated by angles proportional to y and x."""
+    """Rotary embedding: queries and keys are rotated by angles proportional to y and x.
+
+    base: The longest of n periods is base^(1 - 1/n) times the shortest.
+    coordinates: "edges": 2 pi times a number from -1 to 1 between the edges of the image (DINOv3). "index": the number
+        of the row or column, starting at 0 (RoPE-ViT).
+    reference_grid: Size of the grid for which "index" coordinates are computed; those of other grids are scaled to it
+        (EVA-02). None: not scaled.
+    period_dtype: "bfloat16" rounds the periods, as in DINOv3's published files.
+    learned: Learned positions that are also added to the tokens (EVA-02), or None.
+    """
 
     label = "rotary"
 
     base: float = 100.0
+    coordinates: Literal["edges", "index"] = "edges"
+    reference_grid: Size | None = None
+    period_dtype: Literal["float32", "bfloat16"] = "float32"
+    learned: Learned1d | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("position.base", self.base)
+        check_choice("position.coordinates", self.coordinates, ("edges", "index"))
+        if self.reference_grid is not None:
+            check_size("position.reference_grid", self.reference_grid, 2**16)
+            if self.coordinates != "index":
+                fail("position.reference_grid", self.reference_grid, "None unless coordinates are 'index'")
+        check_choice("position.period_dtype", self.period_dtype, ("float32", "bfloat16"))
+
+
+@dataclass(frozen=True)
+class MixedRotary2d:
+    """Rotary embedding with learned frequencies of x and y for each layer and head (RoPE-Mixed, arXiv 2403.13298).
+
+    base: The periods at initialisation, as in `Rotary2d`. learned: Learned positions that are also added to the tokens.
+    """
+
+    label = "mixed rotary"
+
+    base: float = 10.0
+    learned: Learned1d | None = None
 
     def __post_init__(self) -> None:
         check_positive("position.base", self.base)
@@ -134,7 +171,7 @@ class Conditional:
             fail("position.kernel_size", self.kernel_size, "odd to preserve the grid size")
 
 
-PositionConfig = Learned1d | Learned2d | SinCos2d | RelativeBias | Rotary2d | Conditional | NoPosition
+PositionConfig = Learned1d | Learned2d | SinCos2d | RelativeBias | Rotary2d | MixedRotary2d | Conditional | NoPosition
 
 # ---- Stem ------------------------------------------------------------------------------------------------------------
 
@@ -192,7 +229,12 @@ class Gelu:
 
 @dataclass(frozen=True)
 class SwiGlu:
-    """Gated MLP: silu(x W1) * (x W2), then a linear layer (DINOv2-g)."""
+    """Gated MLP: silu(x W1) * (x W2), then a linear layer (DINOv2-g), with a norm before it if `norm` (EVA-02)."""
+
+    norm: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag("mlp.norm", self.norm)
 
 
 MlpConfig = Gelu | SwiGlu

@@ -29,6 +29,11 @@ class PositionEmbedding(nn.Module):
     weight normalisation recompute tensors.
     """
 
+    @property
+    def added(self) -> "AddedPosition | None":
+        """The position that is added to the tokens, or None."""
+        return None
+
     def forward(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
         return self.embed(tokens, layout)
 
@@ -63,6 +68,10 @@ class AddedPosition(PositionEmbedding, ABC):
     def __init__(self, width: int, entries: int):
         super().__init__()
         self.prefix = nn.Parameter(small_(torch.empty(entries, width))) if entries else None
+
+    @property
+    def added(self) -> "AddedPosition":
+        return self
 
     @abstractmethod
     def table_at(self, grid: Size, device: torch.device) -> Float[Tensor, "gh gw d"]:
@@ -134,27 +143,94 @@ class SinCos2dPosition(AddedPosition):
 # ---- In the attention of all layers ----------------------------------------------------------------------------------
 
 
-class Rotary2dPosition(PositionEmbedding):
-    """Rotates queries and keys. In each head, y is the angle of half of the channel pairs and x that of the others.
+class RotaryPosition(PositionEmbedding, ABC):
+    """Rotates queries and keys of patches. `learned` positions, if any, are also added to the tokens."""
 
-    Coordinates range from -1 to 1 at every image size, as in DINOv3.
-    """
+    per_layer = False  # the angles of the layers differ
 
-    def __init__(self, head_dim: int, base: float):
+    def __init__(self, learned: Learned1dPosition | None):
         super().__init__()
-        self.frequencies, self.base = head_dim // 4, base
+        self.learned = learned
+
+    @abstractmethod
+    def angles(self, grid: Size, device: torch.device) -> Float[Tensor, "... n f"]:
+        """Return the angle of each pair of channels of each patch, [n, f], or [layers, heads, n, f] if `per_layer`."""
+
+    @property
+    def added(self) -> AddedPosition | None:
+        return self.learned
+
+    def embed(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Float[Tensor, "b t d"]:
+        return tokens if self.learned is None else self.learned(tokens, layout)
 
     def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
-        (gh, gw), steps = layout.grid, torch.arange(self.frequencies, device=device, dtype=torch.float32)
-        turns = 2 * math.pi * self.base ** (-steps / self.frequencies)
-        y, x = (2 * (torch.arange(side, device=device) + 0.5) / side - 1 for side in (gh, gw))
-        rows = (y[:, None, None] * turns).expand(-1, gw, -1)
-        columns = (x[None, :, None] * turns).expand(gh, -1, -1)
-        angles = torch.cat([rows, columns], dim=-1).flatten(0, 1)
-        if layout.keep_indices is not None:
-            angles = angles[layout.keep_indices][:, None]  # [b, 1, k, head_dim / 2]
+        angles = self.angles(layout.grid, device)
+        if layout.keep_indices is not None:  # [..., b, heads or 1, k, f]
+            angles = (angles if self.per_layer else angles[None])[..., layout.keep_indices, :].movedim(-3, -4)
         angles = F.pad(angles, (0, 0, layout.num_prefix_tokens, 0))  # prefix tokens are not rotated
-        return AttentionTerms(rotation=(angles.cos(), angles.sin()))
+        return AttentionTerms(rotation=(angles.cos(), angles.sin()), per_layer=self.per_layer)
+
+    def resize(self, grid: Size) -> None:
+        if self.learned is not None:
+            self.learned.resize(grid)
+
+
+class Rotary2dPosition(RotaryPosition):
+    """Fixed angles. In each head, y is the angle of half of the channel pairs and x that of the others.
+
+    The arguments are explained in `options.Rotary2d`.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float,
+        coordinates: Literal["edges", "index"] = "edges",
+        reference_grid: Size | None = None,
+        period_dtype: Literal["float32", "bfloat16"] = "float32",
+        learned: Learned1dPosition | None = None,
+    ):
+        super().__init__(learned)
+        self.frequencies, self.base, self.rounded = head_dim // 4, base, period_dtype == "bfloat16"
+        self.coordinates, self.reference_grid = coordinates, reference_grid
+
+    def angles(self, grid: Size, device: torch.device) -> Float[Tensor, "n f"]:
+        gh, gw = grid
+        steps = torch.arange(self.frequencies, device=device, dtype=torch.float32)
+        frequencies = self.base ** (-steps / self.frequencies)
+        if self.rounded:
+            frequencies = 1 / (self.base ** (steps / self.frequencies)).bfloat16().float()
+        if self.coordinates == "edges":
+            frequencies = 2 * math.pi * frequencies
+            y, x = (2 * (torch.arange(side, device=device) + 0.5) / side - 1 for side in grid)
+        else:
+            y, x = (torch.arange(side, device=device, dtype=torch.float32) for side in grid)
+        if self.reference_grid is not None:
+            y, x = y / gh * self.reference_grid[0], x / gw * self.reference_grid[1]
+        rows = (y[:, None, None] * frequencies).expand(-1, gw, -1)
+        columns = (x[None, :, None] * frequencies).expand(gh, -1, -1)
+        return torch.cat([rows, columns], dim=-1).flatten(0, 1)
+
+
+class MixedRotary2dPosition(RotaryPosition):
+    """Learned frequencies of x and y for each layer, head and pair of channels."""
+
+    per_layer = True
+
+    def __init__(self, depth: int, num_heads: int, head_dim: int, base: float, learned: Learned1dPosition | None):
+        super().__init__(learned)
+        # At first, the channel pairs of a head measure two perpendicular directions, which are random.
+        length = base ** (-torch.arange(head_dim // 4) / (head_dim // 4))
+        direction = 2 * math.pi * torch.rand(depth, num_heads, 1)
+        directions = torch.cat([direction.expand(-1, -1, head_dim // 4) + turn for turn in (0, math.pi / 2)], dim=-1)
+        self.frequencies = nn.Parameter(torch.stack([directions.cos(), directions.sin()]) * length.repeat(2))
+
+    def angles(self, grid: Size, device: torch.device) -> Float[Tensor, "layers heads n f"]:
+        for_x, for_y = self.frequencies.to(torch.promote_types(self.frequencies.dtype, torch.float32))[
+            ..., None, None, :
+        ]
+        y, x = (torch.arange(side, device=device, dtype=torch.float32)[:, None] for side in grid)
+        return (x * for_x + y[:, None] * for_y).flatten(-3, -2)
 
 
 class RelativeBiasPosition(PositionEmbedding):

@@ -7,7 +7,20 @@ from typing import Any, NamedTuple
 
 from vitreous.common.checks import BadValue, as_size, suggestion
 from vitreous.model.config import AnyConfig, ResNetConfig, ViTConfig
-from vitreous.model.options import CLIP, IMAGENET, SIGLIP, AttentionPool, Gelu, Learned1d, ResNetStem, SwiGlu
+from vitreous.model.options import (
+    CLIP,
+    IMAGENET,
+    SIGLIP,
+    AttentionPool,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    MixedRotary2d,
+    Preprocessing,
+    ResNetStem,
+    Rotary2d,
+    SwiGlu,
+)
 
 
 class Shape(NamedTuple):
@@ -29,6 +42,14 @@ SIZES = {
     "g2": Shape(1536, 40, 24, 4096),  # DINOv2's giant, with SwiGLU (arXiv 2304.07193, Table 17)
     "So400m": Shape(1152, 27, 16, 4304),  # SoViT-400m (arXiv 2305.13035)
     "g-opt": Shape(1536, 40, 16, 6144),  # SigLIP 2's giant (arXiv 2502.14786)
+    "H2": Shape(1280, 32, 20, 5120),  # DINOv3's H+ (arXiv 2508.10104)
+    "7B": Shape(4096, 40, 32, 8192),
+    "Ti2": Shape(192, 12, 3, 512),  # EVA-02 (arXiv 2303.11331): SwiGLU with 2/3 of the usual width
+    "S2": Shape(384, 12, 6, 1024),
+    "B2": Shape(768, 12, 12, 2048),
+    "L2": Shape(1024, 24, 16, 2730),
+    "Md": Shape(512, 20, 8, 2048),  # timm's "mediumd" and "betwixt"
+    "Betwixt": Shape(640, 12, 10, 2560),
     "Lite6": Shape(256, 6, 4, 512),  # ViT-Lite (Compact Transformers, arXiv 2104.05704), for 32-pixel images
     "Lite7": Shape(256, 7, 4, 512),
 }
@@ -82,6 +103,10 @@ SIGLIPS: dict[str, dict[str, dict[int, tuple[int, ...]]]] = {
 }
 
 
+# EVA-02's rows and columns are scaled to those of its pre-training, 16 x 16 patches.
+EVA_ROTARY = Rotary2d(10_000.0, "index", (16, 16), learned=Learned1d(interpolation="timm"))
+
+
 def _sized(size: str, patch: int, base: ViTConfig) -> ViTConfig:
     return dataclasses.replace(base, patch_size=(patch, patch), **SIZES[size]._asdict())
 
@@ -118,8 +143,64 @@ def _presets() -> dict[str, AnyConfig]:
     for name, base in (("", dinov2), ("-reg", registers)):
         presets |= {f"DINOv2-{size}/14{name}": _sized(size, 14, base) for size in ("S", "B", "L")}
         presets[f"DINOv2-g/14{name}"] = _sized("g2", 14, dataclasses.replace(base, mlp=SwiGlu()))
+    presets |= _rotary(deit)
     presets |= _towers(paper)
     presets["BiT-R50x1"] = ResNetConfig()  # the paper's "ResNet (BiT)" baseline, section 4.1
+    return presets
+
+
+def _rotary(deit: ViTConfig) -> dict[str, AnyConfig]:
+    """Return the models with rotary positions: DINOv3, EVA-02, RoPE-ViT and timm's `vit_*_rope_reg*_gap_256`."""
+    squash = dataclasses.replace(IMAGENET, fit="squash", crop_fraction=1.0, interpolation="bilinear")
+    dinov3 = dataclasses.replace(
+        deit,
+        registers=4,
+        position=Rotary2d(),
+        key_bias=False,
+        norm_eps=1e-5,
+        layer_scale=1e-5,
+        num_classes=0,
+        preprocessing=squash,
+    )
+    gated = dataclasses.replace(dinov3, mlp=SwiGlu())
+    eva = dataclasses.replace(
+        deit,
+        position=EVA_ROTARY,
+        key_bias=False,
+        mlp=SwiGlu(),
+        pool=GlobalAverage("after"),
+        preprocessing=CLIP,
+    )
+    sub_norm = dataclasses.replace(eva, mlp=SwiGlu(norm=True))
+    rope_vit = dataclasses.replace(
+        deit, layer_scale=1e-5, preprocessing=dataclasses.replace(IMAGENET, crop_fraction=0.9)
+    )
+    patches_only = Learned1d(prefix_entries=False, interpolation="timm")
+    average = dataclasses.replace(
+        rope_vit,
+        image_size=(256, 256),
+        class_token=False,
+        position=dataclasses.replace(EVA_ROTARY, learned=None),
+        key_bias=False,
+        pool=GlobalAverage("after"),
+        preprocessing=Preprocessing(crop_fraction=0.95),
+    )
+
+    presets: dict[str, AnyConfig] = {f"DINOv3-{size}/16": _sized(size, 16, dinov3) for size in ("S", "B", "L")}
+    presets["DINOv3-S+/16"] = _sized("S", 16, gated)
+    presets["DINOv3-H+/16"] = _sized("H2", 16, gated)
+    presets["DINOv3-7B/16"] = _sized("7B", 16, dataclasses.replace(gated, qkv_bias=False))
+    presets |= {f"EVA02-{size}/14": _sized(f"{size}2", 14, eva) for size in ("Ti", "S")}
+    presets |= {f"EVA02-{size}/14": _sized(f"{size}2", 14, sub_norm) for size in ("B", "L")}
+    for size in ("S", "B", "L"):
+        for name, learned in (("", None), ("-ape", patches_only)):
+            axial, mixed = Rotary2d(coordinates="index", learned=learned), MixedRotary2d(learned=learned)
+            presets[f"RoPE-ViT-{size}/16{name}"] = _sized(size, 16, dataclasses.replace(rope_vit, position=axial))
+            presets[f"RoPE-ViT-{size}/16-mixed{name}"] = _sized(size, 16, dataclasses.replace(rope_vit, position=mixed))
+    for size, registers in (("M", 1), ("Md", 1), ("Betwixt", 4), ("B", 1)):
+        bias = size != "Md"
+        tower = dataclasses.replace(average, registers=registers, qkv_bias=bias)
+        presets[f"ViT-{size}/16-rope-reg{registers}-gap"] = _sized(size, 16, tower)
     return presets
 
 
@@ -193,7 +274,11 @@ def _preset_name(name: str) -> str:
     'DINOv2-S/14-reg'
     >>> _preset_name("vit_large_patch14_clip_336.openai"), _preset_name("google/siglip2-base-patch16-512")
     ('CLIP-L/14-336', 'SigLIP2-B/16-512')
+    >>> _preset_name("facebook/dinov3-vits16plus-pretrain-lvd1689m"), _preset_name("vit_small_patch16_rope_mixed_224")
+    ('DINOv3-S+/16', 'RoPE-ViT-S/16-mixed')
     """
+    if rotary := _rotary_name(name.lower()):
+        return rotary
     name, sizes = name.lower(), "|".join(LETTERS)
     named = re.search(rf"(vit|deit3?|siglip2?)[-_]({sizes})[-_](distilled[-_])?patch(\d+)(?:.*[-_](\d{{3}})\b)?", name)
     if named is None:
@@ -207,6 +292,23 @@ def _preset_name(name: str) -> str:
     if "dinov2" in name:
         return f"DINOv2-{LETTERS[size]}/{patch}{'-reg' if 'reg' in name else ''}"
     return f"{FAMILIES[family]}-{LETTERS[size]}/{patch}{'-distilled' if distilled else ''}"
+
+
+def _rotary_name(name: str) -> str:
+    """Return the name of a preset with rotary positions, like `_preset_name`."""
+    letters = LETTERS | {"mediumd": "Md", "betwixt": "Betwixt", "small_plus": "S+", "huge_plus": "H+", "7b": "7B"}
+    sizes = "|".join(letters)
+    if named := re.search(r"dinov3[-_]vit(s|b|l|h|7b)16(plus)?", name):
+        return f"DINOv3-{named[1].upper()}{'+' if named[2] else ''}/16"
+    if named := re.search(rf"vit_({sizes})_patch(\d+)_dinov3", name):
+        return f"DINOv3-{letters[named[1]]}/{named[2]}"
+    if named := re.search(rf"eva02_({sizes})_patch(\d+)_\d", name):
+        return f"EVA02-{letters[named[1]]}/{named[2]}"
+    if named := re.search(rf"vit_({sizes})_patch(\d+)_rope_reg(\d)_gap", name):
+        return f"ViT-{letters[named[1]]}/{named[2]}-rope-reg{named[3]}-gap"
+    if named := re.search(rf"vit_({sizes})_patch(\d+)_rope((?:_mixed)?(?:_ape)?)_", name):
+        return f"RoPE-ViT-{letters[named[1]]}/{named[2]}{named[3].replace('_', '-')}"
+    return ""
 
 
 def configure(

@@ -72,6 +72,19 @@ class PrefixTokens(nn.Module):
         return torch.cat([*tokens, patches], dim=1)
 
 
+class UntiedNorm(nn.Module):
+    """Separate LayerNorms for the prefix tokens and the patches."""
+
+    def __init__(self, width: int, eps: float, num_prefix_tokens: int):
+        super().__init__()
+        self.num_prefix_tokens = num_prefix_tokens
+        self.prefix, self.patches = nn.LayerNorm(width, eps), nn.LayerNorm(width, eps)
+
+    def forward(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        prefix, patches = tokens[:, : self.num_prefix_tokens], tokens[:, self.num_prefix_tokens :]
+        return torch.cat([self.prefix(prefix), self.patches(patches)], dim=1)
+
+
 def keep_patches(
     tokens: Float[Tensor, "b t d"], layout: Layout, keep_indices: Int[Tensor, "b k"]
 ) -> tuple[Float[Tensor, "b s d"], Layout]:

@@ -29,11 +29,11 @@ from vitreous.explanation.pca_and_similarity import component_map, cosines, posi
 from vitreous.explanation.rollout_relevance_occlusion import Faithfulness, Fusion, rollout_map
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import familiarity_ranks
+from vitreous.model.attention import terms_of_layer
 from vitreous.model.base_config import ModelConfig
 from vitreous.model.block import Block
 from vitreous.model.calibration import UNKNOWN
 from vitreous.model.patch import cut
-from vitreous.model.position import AddedPosition
 from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.tokens import Features
 from vitreous.model.top_labels import class_probabilities, top_labels
@@ -233,7 +233,7 @@ def tour(captured: CapturedForward) -> dict[str, Any]:
         answer |= {"scores": _facts(captured.logits()[0]), "classes": config.num_classes}
     t, first_rows = tokens.shape[1], next(captured.chunks(0))[1][0]  # all rows if there are only a few
     attention = _step(2, "attention", "A", first_rows, layer=0) | {"shape": [config.num_heads, t, t]}
-    added = isinstance(model.position, AddedPosition)
+    added = model.position.added is not None
     steps = [
         _step(1, "patches", "x_p", pixels[0], grid=list(captured.layout.grid), patch=list(config.patch_size)),
         _step(1, "projection", "x_p E", projected[0], weight=[pixels.shape[-1], config.width]),
@@ -267,7 +267,7 @@ def first_attended(captured: CapturedForward) -> Float[Tensor, "1 t d"]:
     """Return the tokens after the attention of the first layer: z'_1 of equation 2."""
     model, first = cast(ViT, captured.model), captured.states[0]
     block = cast(Block, model.encoder.blocks[0])
-    terms = model.position.attend(captured.layout, first.device)
+    terms = terms_of_layer(model.position.attend(captured.layout, first.device), 0)
     return first + block.attention_scale(block.attention(block.attention_norm(first), terms))
 
 

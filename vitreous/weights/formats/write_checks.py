@@ -14,7 +14,7 @@ KNOWN: dict[str, tuple[type, ...]] = {
     "stem": (options.ResNetStem, type(None)),
     "position": (
         *(options.Learned1d, options.Learned2d, options.SinCos2d, options.RelativeBias),
-        *(options.Rotary2d, options.Conditional, options.NoPosition),
+        *(options.Rotary2d, options.MixedRotary2d, options.Conditional, options.NoPosition),
     ),
     "mlp": (options.Gelu, options.SwiGlu),
     "pool": (options.ClassToken, options.GlobalAverage, options.AttentionPool),
@@ -41,6 +41,8 @@ CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
     "classifier": lambda c: c.num_classes > 0 and "a classifier is not supported by {}",
     "models without a class token": lambda c: not c.class_token and "{} requires a class token",
     "patches without a bias": lambda c: not c.patch_bias and "{} requires patch_bias",
+    "keys without a bias": lambda c: c.qkv_bias and not c.key_bias and "{} requires key_bias",
+    "SwiGLU with a norm": lambda c: c.mlp == options.SwiGlu(norm=True) and "a norm in SwiGLU is not supported by {}",
     "models without qkv_bias": lambda c: not c.qkv_bias and "{} requires qkv_bias",
     "models without a classifier": lambda c: not c.num_classes and "{} requires a classifier",
     "other positions": lambda c: (
@@ -77,7 +79,10 @@ CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
 
 
 # Parts that few libraries have. A format lists those that it supports in `Format.supports`.
-RARE = ("pre_norm", "patches without a bias", "truncate", "projection")
+RARE = (
+    *("pre_norm", "patches without a bias", "truncate", "projection"),
+    *("keys without a bias", "attention_output_norm", "SwiGLU with a norm", "untied_norms"),
+)
 
 
 def missing_parts(config: ViTConfig, system: str, missing: Iterable[str]) -> list[str]:
