@@ -119,6 +119,9 @@ def test_the_whole_page_is_translated_to_chinese(open_page: Any, site: str) -> N
         "Space",
         "Tab",
         "softmax",
+        "rollout",
+        "logit",
+        "lens",
     }
     labels = {"heron", "otter", "newt", "plover", "stoat", "wren", "birds", "bare", "pooled", "masks", "plain"}
     page.get_by_role("button", name="中文").click()

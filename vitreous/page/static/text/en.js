@@ -1,3 +1,4 @@
+// @ts-check
 // English texts. zh.js has the same keys.
 
 export const en = {

@@ -1,3 +1,4 @@
+// @ts-check
 // Translations. Fills elements that have data-t (text) or data-label (aria-label) attributes.
 
 import { en } from "./en.js";
@@ -40,8 +41,9 @@ export function setLanguage(chosen) {
 
 export function translatePage() {
   document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
-  for (const node of document.querySelectorAll("[data-t]")) node.textContent = t(node.dataset.t);
-  for (const node of document.querySelectorAll("[data-label]")) node.setAttribute("aria-label", t(node.dataset.label));
+  const nodes = (selector) => /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(selector));
+  for (const node of nodes("[data-t]")) node.textContent = t(node.dataset.t);
+  for (const node of nodes("[data-label]")) node.setAttribute("aria-label", t(node.dataset.label));
 }
 
 // ---- Numbers ---------------------------------------------------------------------------------------------------------
