@@ -1,1 +1,2 @@
+// @ts-check
 export * from "./server/source.js";

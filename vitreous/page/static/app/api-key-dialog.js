@@ -1,3 +1,4 @@
+// @ts-check
 // Dialog for the API key. The key is stored until the tab is closed.
 
 import { byId } from "../widgets/dom.js";
@@ -11,8 +12,8 @@ export function askForKey() {
 }
 
 function ask() {
-  const dialog = byId("key");
-  const field = byId("key-field");
+  const dialog = /** @type {HTMLDialogElement} */ (byId("key"));
+  const field = /** @type {HTMLInputElement} */ (byId("key-field"));
   return new Promise((resolve) => {
     field.pattern = "[\\x20-\\x7E]*"; // characters that are valid in a header
     const send = () => field.reportValidity() && dialog.close(field.value);

@@ -1,3 +1,4 @@
+// @ts-check
 // The buttons at the top of the page.
 
 import { byId } from "../widgets/dom.js";

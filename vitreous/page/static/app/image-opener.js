@@ -1,3 +1,4 @@
+// @ts-check
 // Opens images: by drag and drop, from the clipboard, from a file, or one of the examples.
 
 import { byId, el } from "../widgets/dom.js";
@@ -28,7 +29,7 @@ export class ImageOpener {
     this.examples = examples; // {name, url, label}
     this.use = use;
     this.useExample = useExample;
-    this.input = byId("file");
+    this.input = /** @type {HTMLInputElement} */ (byId("file"));
     this.input.addEventListener("change", () => {
       if (this.input.files[0]) use(this.input.files[0]);
       this.input.value = ""; // allows the same file to be chosen again

@@ -1,3 +1,4 @@
+// @ts-check
 // The last images that were opened, stored in this browser, so that they survive a reload and going back.
 
 const COUNT = 8; // images

@@ -1,3 +1,4 @@
+// @ts-check
 // Applies the stored theme before the first paint.
 try {
   const theme = localStorage.getItem("theme");

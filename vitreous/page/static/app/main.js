@@ -1,3 +1,4 @@
+// @ts-check
 // Entry point: loads the models, restores the view from the URL, and redraws on changes.
 
 import { source } from "../source.js";

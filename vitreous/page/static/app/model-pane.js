@@ -1,3 +1,4 @@
+// @ts-check
 // Pane of one model: the image with its maps, the predictions below it, and the inside of the model next to it.
 
 import { Predictions } from "../views/predictions.js";
@@ -28,7 +29,12 @@ import { set, view } from "./view-state.js";
 export class ModelPane {
   /** `app` has redraw(), fail(error), erasedIn(pane) and erase(pane, patches). */
   constructor(app, model, models, number) {
-    Object.assign(this, { app, model, number, loading: null, session: null, shown: null });
+    this.app = app;
+    this.model = model;
+    this.number = number;
+    this.loading = null; // session of an image that is not yet shown
+    this.session = null;
+    this.shown = null;
     this.facts = new ModelFacts(model, models, number);
     this.imageCanvas = new ImageCanvas((patch, begin) => this.eraser.erase(patch, begin));
     this.mapList = new MapList(model);
@@ -45,8 +51,7 @@ export class ModelPane {
       filters: new PatchFilters(model),
       lens: new LogitLens(model, (layer) => this.#choose(layer, view.head)),
     };
-    this.tabs = new Tabs(views, number);
-    this.tabs.again = () => app.redraw();
+    this.tabs = new Tabs(views, number, () => app.redraw());
     this.inside = el("h2");
     this.none = el("p", { class: "soft" });
     this.loadAll = el("button", { type: "button", hidden: true, onclick: () => this.prefetch.everything() });

@@ -1,3 +1,4 @@
+// @ts-check
 // Loads the data of a pane: first the visible data, then the rest, one request at a time.
 
 import { TESTED } from "../views/faithfulness.js";
@@ -14,7 +15,12 @@ const isTemporary = ({ code, status }) => code === "unreachable" || status >= 50
 
 export class Prefetch {
   constructor(pane, session, redraw) {
-    Object.assign(this, { pane, session, redraw, heavy: null, retry: 0, stopped: false });
+    this.pane = pane;
+    this.session = session;
+    this.redraw = redraw;
+    this.heavy = null; // aborts the requests of earlier views
+    this.retry = 0; // timer
+    this.stopped = false;
     this.requested = new Set(); // keys
     this.failures = new Map(); // messages by key
     this.temporary = new Set(); // keys of failures that may not happen again

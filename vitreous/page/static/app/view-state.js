@@ -1,3 +1,4 @@
+// @ts-check
 // View state. It is stored in the URL fragment, so a view can be bookmarked and shared. Browsers never send the fragment
 // to a server.
 //
@@ -9,6 +10,13 @@ export const MAPS = ["original", "mask", "attention", "similarity", "rollout", "
 export const FUSIONS = ["mean", "max", "min"];
 export const TABS = ["position", "filters", "lens"];
 
+/**
+ * @typedef {{models: string[], image: string | null, map: string | null, layer: number | null, head: number | "mean",
+ *   query: any, opacity: number, smooth: boolean, target: number | null, fusion: string, discard: number,
+ *   erased: number[], erasing: boolean, tab: string, check: boolean}} View
+ */
+
+/** @type {View} */
 const DEFAULTS = {
   models: [],
   image: null,
@@ -27,6 +35,7 @@ const DEFAULTS = {
   check: false,
 };
 
+/** @type {View & {hover: any}} */
 export const view = { ...DEFAULTS, hover: null };
 const listeners = [];
 let written = "";
@@ -79,7 +88,7 @@ export function format(state) {
   put("image", state.image);
   put("map", state.map);
   put("layer", state.layer === null ? null : state.layer + 1);
-  put("head", state.head === "mean" ? null : state.head + 1);
+  put("head", state.head === "mean" ? null : Number(state.head) + 1);
   if (state.query?.place) put("at", state.query.place.map((part) => part.toFixed(4)).join(","));
   if (state.query?.token !== undefined) put("token", state.query.token);
   if (state.query?.mean) put("token", "mean");

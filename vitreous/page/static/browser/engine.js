@@ -1,3 +1,4 @@
+// @ts-check
 // The worker that runs the model, as asynchronous calls.
 
 import { ResultError } from "../results/errors.js";

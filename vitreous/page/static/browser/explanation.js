@@ -1,3 +1,4 @@
+// @ts-check
 // Results for one image, computed from the outputs of the model as in vitreous/explanation and vitreous/page/results.py.
 //
 // n: patches; p: prefix tokens; t = p + n: all tokens; d: width.
@@ -11,10 +12,14 @@ const STEPS = 16; // of a faithfulness test
 export class Explanation {
   /** `image` is the input of the model, `outputs` its outputs. */
   constructor(model, image, outputs) {
-    Object.assign(this, { model, image, outputs, facts: model.facts });
+    this.model = model;
+    this.image = image;
+    this.outputs = outputs;
+    this.facts = model.facts;
     this.prefix = this.facts.tokens.prefix.length;
     this.tokens = this.facts.tokens.total;
     this.maps = new Map(); // promises of the maps that tests need
+    this.random = new Map(); // curves of a random order, by class
   }
 
   // ---- Predictions ---------------------------------------------------------------------------------------------------
@@ -306,7 +311,6 @@ export class Explanation {
     const found = await this.#curves(target, await this.#importance(method, target, check), check);
     const random = generator(0);
     const order = Float64Array.from({ length: this.facts.grid[0] * this.facts.grid[1] }, random);
-    this.random ??= new Map();
     if (!this.random.has(target)) this.random.set(target, await this.#curves(target, order, check));
     const { deletion, insertion } = this.random.get(target);
     return {

@@ -1,3 +1,4 @@
+// @ts-check
 // Browsers do not load the modules of this page from a file: URL. This script runs there, and says what to do.
 
 if (location.protocol === "file:") {

@@ -1,3 +1,4 @@
+// @ts-check
 // One image in the model in the browser. Examples have precomputed results, so they need no model at first.
 
 import { ImageSession, named } from "../results/image-session.js";
@@ -7,7 +8,10 @@ export class BrowserSession extends ImageSession {
   /** `readResults(name)` returns the precomputed results of an example. */
   constructor(model, picture, engine, readResults) {
     super(model);
-    Object.assign(this, { picture, engine, readResults, ready: null });
+    this.picture = picture;
+    this.engine = engine;
+    this.readResults = readResults;
+    this.ready = null; // promise of the image in the worker
     this.example = null;
   }
 

@@ -1,3 +1,4 @@
+// @ts-check
 // The model: two ONNX graphs in onnxruntime-web, on the CPU (WebAssembly) or on a GPU (WebGPU).
 
 const MAX_THREADS = 8;
@@ -19,6 +20,7 @@ export class Model {
     this.facts = facts;
     this.gpu = gpu;
     this.turn = Promise.resolve(); // ends with the last forward pass
+    this.gradients = null; // session for relevance
   }
 
   async #start(onProgress) {
@@ -32,7 +34,7 @@ export class Model {
     return this;
   }
 
-  async #session(name, onProgress = () => null) {
+  async #session(name, onProgress = (fraction) => null) {
     let [done, last] = [0, 0];
     const count = (bytes) => {
       done += bytes;
@@ -87,14 +89,14 @@ const pause = () => new Promise((resolve) => setTimeout(resolve));
 
 async function hasGpu() {
   try {
-    return Boolean(await navigator.gpu?.requestAdapter());
+    return Boolean(await /** @type {any} */ (navigator).gpu?.requestAdapter());
   } catch {
     return false;
   }
 }
 
 /** Downloads a file of the model. Calls `count(bytes)` for each part. */
-async function download(name, count = () => null) {
+async function download(name, count = (bytes) => null) {
   const response = await fetch(new URL(`model/${name}`, root));
   if (!response.ok) throw new Error(`${name}: ${response.status} ${response.statusText}`);
   const parts = [];

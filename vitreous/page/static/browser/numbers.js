@@ -1,3 +1,4 @@
+// @ts-check
 // Numbers: rounding, softmax, order, quantiles, and principal components.
 
 /** Rounds to the nearest integer, and halves to the even one, as Python and torch do. */

@@ -1,3 +1,4 @@
+// @ts-check
 // Preprocessing of images, with the same pixels as vitreous/data/image/crop.py and vitreous/model/centre_crop.py.
 
 import { roundEven } from "./numbers.js";

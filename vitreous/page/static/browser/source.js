@@ -1,3 +1,4 @@
+// @ts-check
 // Results from a model in the browser, in a folder of `vitreous export --to web`. server/source.js has the same interface.
 
 import { unsupported } from "../results/errors.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Worker that runs the model. Each message calls one of the functions below and gets one reply.
 
 import { decode, fit, hashOf, sizeOf } from "./preprocess.js";
@@ -66,7 +67,7 @@ self.addEventListener("message", async ({ data: { number, what, given, cancel } 
   };
   try {
     const value = await functions[what](given, check);
-    self.postMessage({ number, value }, value instanceof Float32Array ? [value.buffer] : []);
+    self.postMessage({ number, value }, { transfer: value instanceof Float32Array ? [value.buffer] : [] });
   } catch (error) {
     const text = error.text ?? "model-failed"; // key of the message
     self.postMessage({ number, error: { name: error.name, text, reason: error.message } });

@@ -1,3 +1,4 @@
+// @ts-check
 // Canvas with the image, its patch grid, and a map over the region that the model sees.
 
 import { paint } from "../widgets/color-maps.js";
@@ -47,7 +48,7 @@ export class ImageCanvas {
       const base = document.createElement("canvas");
       base.width = this.canvas.width;
       base.height = this.canvas.height;
-      const context = base.getContext("2d", { willReadFrequently: grey });
+      const context = /** @type {CanvasRenderingContext2D} */ (base.getContext("2d", { willReadFrequently: grey }));
       context.imageSmoothingEnabled = Math.max(this.bitmap.width, this.bitmap.height) > FEW;
       context.imageSmoothingQuality = "high";
       context.drawImage(this.bitmap, 0, 0, base.width, base.height);
@@ -65,6 +66,7 @@ export class ImageCanvas {
     return this.bases.get(grey);
   }
 
+  /** @returns {[number, number, number, number]} */
   #onScreen(box) {
     return [box.left * this.scale, box.top * this.scale, box.width * this.scale, box.height * this.scale];
   }
@@ -128,16 +130,16 @@ export class ImageCanvas {
   #grid([left, top, width, height]) {
     const [gh, gw] = this.shown.grid;
     const faint = Math.min(1, Math.min(width / gw, height / gh) / (12 * this.ratio)); // thinner grid lines for many patches
-    for (const [colour, shift] of [
-      [`rgb(0 0 0 / ${0.28 * faint})`, 1],
-      [`rgb(255 255 255 / ${0.34 * faint})`, 0],
+    for (const { colour, shift } of [
+      { colour: `rgb(0 0 0 / ${0.28 * faint})`, shift: 1 },
+      { colour: `rgb(255 255 255 / ${0.34 * faint})`, shift: 0 },
     ]) {
       this.context.fillStyle = colour;
       for (let column = 0; column <= gw; column++) {
-        this.context.fillRect(Math.round(left + (column * width) / gw) - (column === gw) + shift, top, 1, height);
+        this.context.fillRect(Math.round(left + (column * width) / gw) - Number(column === gw) + shift, top, 1, height);
       }
       for (let row = 0; row <= gh; row++) {
-        this.context.fillRect(left, Math.round(top + (row * height) / gh) - (row === gh) + shift, width, 1);
+        this.context.fillRect(left, Math.round(top + (row * height) / gh) - Number(row === gh) + shift, width, 1);
       }
     }
   }
@@ -157,9 +159,9 @@ export class ImageCanvas {
   #frame(box, pinned) {
     const [left, top, width, height] = this.#onScreen(box);
     const context = this.context;
-    for (const [colour, thick] of [
-      ["#000", 5],
-      [pinned ? "#fff" : "#e8e8e8", pinned ? 3 : 2],
+    for (const { colour, thick } of [
+      { colour: "#000", thick: 5 },
+      { colour: pinned ? "#fff" : "#e8e8e8", thick: pinned ? 3 : 2 },
     ]) {
       context.strokeStyle = colour;
       context.lineWidth = thick * this.ratio;

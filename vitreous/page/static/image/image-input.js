@@ -1,3 +1,4 @@
+// @ts-check
 // Mouse, touch and keyboard input on the image: hovering selects a patch, clicking pins it, arrow keys move it, and in
 // erase mode dragging erases.
 
@@ -25,6 +26,7 @@ export class ImageInput {
     return this.imageCanvas.shown;
   }
 
+  /** @returns {import("./patch-geometry.js").Place} */
   #place(event) {
     const box = this.imageCanvas.canvas.getBoundingClientRect();
     const clamp = (part) => Math.min(Math.max(part, 0), 0.9999);
@@ -60,6 +62,7 @@ export class ImageInput {
     const down = (Math.abs(y - fromY) * picture.height * grid[0]) / seen.height;
     const steps = Math.ceil(2 * Math.max(across, down, 0.5));
     for (let step = 1; step <= steps; step++) {
+      /** @type {import("./patch-geometry.js").Place} */
       const place = [fromX + ((x - fromX) * step) / steps, fromY + ((y - fromY) * step) / steps];
       if (isSeen(this.shown, place)) this.onErase(patchAt(this.shown, place), false);
     }

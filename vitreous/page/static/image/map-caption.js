@@ -1,3 +1,4 @@
+// @ts-check
 // Caption of the map: title, explanation or progress, and a link to the faithfulness test.
 
 import { el, swatch } from "../widgets/dom.js";

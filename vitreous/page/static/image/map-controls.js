@@ -1,3 +1,4 @@
+// @ts-check
 // Map controls: opacity, smoothing, rollout options and the colour scale.
 
 import { gradient } from "../widgets/color-maps.js";

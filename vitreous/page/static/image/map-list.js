@@ -1,3 +1,4 @@
+// @ts-check
 // List of maps with small previews.
 
 import { paint } from "../widgets/color-maps.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Erased patches and the resulting predictions.
 
 import { whenQuiet } from "../widgets/dom.js";

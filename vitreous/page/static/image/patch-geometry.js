@@ -1,4 +1,7 @@
+// @ts-check
 // Patch positions on the image. A place is [x, y] in fractions of the image size, independent of the model.
+
+/** @typedef {[number, number]} Place */
 
 /** Returns the rectangle of a patch in pixels of the original image. */
 export function patchBox(shown, index) {
@@ -8,7 +11,11 @@ export function patchBox(shown, index) {
   return { left: shown.seen.left + column * width, top: shown.seen.top + row * height, width, height };
 }
 
-/** Returns the patch at a place, or the nearest patch outside the region that the model sees. */
+/**
+ * Returns the patch at a place, or the nearest patch outside the region that the model sees.
+ * @param {any} shown
+ * @param {Place} place
+ */
 export function patchAt(shown, [x, y]) {
   const [gh, gw] = shown.grid;
   const { left, top, width, height } = shown.seen;
@@ -17,7 +24,11 @@ export function patchAt(shown, [x, y]) {
   return Math.min(Math.max(row, 0), gh - 1) * gw + Math.min(Math.max(column, 0), gw - 1);
 }
 
-/** Returns true if a place is in the region that the model sees. */
+/**
+ * Returns true if a place is in the region that the model sees.
+ * @param {any} shown
+ * @param {Place} place
+ */
 export function isSeen(shown, [x, y]) {
   if (!shown.grid[0]) return false; // a ResNet has no patches
   const { left, top, width, height } = shown.seen;
@@ -25,7 +36,10 @@ export function isSeen(shown, [x, y]) {
   return px >= left && py >= top && px < left + width && py < top + height;
 }
 
-/** Returns the centre of a patch. */
+/**
+ * Returns the centre of a patch.
+ * @returns {Place}
+ */
 export function placeOf(shown, index) {
   const box = patchBox(shown, index);
   return [(box.left + box.width / 2) / shown.picture.width, (box.top + box.height / 2) / shown.picture.height];

@@ -1,3 +1,4 @@
+// @ts-check
 // The query token. The view stores a position on the image or a token index; each model maps it to a matrix row.
 
 import { patchAt, placeOf } from "./patch-geometry.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Buttons for tokens without a position on the image, with the attention that each receives.
 
 import { el } from "../widgets/dom.js";

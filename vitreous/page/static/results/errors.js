@@ -1,3 +1,4 @@
+// @ts-check
 // Errors of requests for results. `code` is for programs, `message` for people.
 
 export class ResultError extends Error {

@@ -1,3 +1,4 @@
+// @ts-check
 // One image in one model. Results are requested when they are first needed, and cached.
 //
 // Subclasses have open(), attention(layer), similarity(layer), mask(), lens(), distance(), tour(),

@@ -1,6 +1,7 @@
+// @ts-check
 // Attention and cosine similarity between all tokens, as bytes from a server or as float32 from a model in the browser.
 
-/** Attention of one layer. Subclasses have add(values, head, query, weight), which adds a weighted row to `values`. */
+/** Attention of one layer. */
 class AttentionMatrix {
   constructor(heads, tokens, prefix) {
     this.heads = heads;
@@ -19,6 +20,14 @@ class AttentionMatrix {
     if (head !== "mean") return this.add(values, head, query, 1);
     for (let each = 0; each < this.heads; each++) this.add(values, each, query, 1 / this.heads);
     return values;
+  }
+
+  /**
+   * Adds a weighted row to `values` and returns them.
+   * @returns {Float32Array}
+   */
+  add(values, head, query, weight) {
+    throw new Error("not implemented");
   }
 
   #meanRow(head) {
@@ -71,7 +80,11 @@ export class AttentionFloats extends AttentionMatrix {
 /** Cosine similarity [t, t]; a value is stored / scale - shift. */
 class CosineMatrix {
   constructor(stored, scale, shift, prefix) {
-    Object.assign(this, { stored, scale, shift, prefix, mean: null });
+    this.stored = stored;
+    this.scale = scale;
+    this.shift = shift;
+    this.prefix = prefix;
+    this.mean = null; // mean row over patches
     this.tokens = Math.round(Math.sqrt(stored.length));
   }
 

@@ -1,3 +1,4 @@
+// @ts-check
 // HTTP requests, with retries while the server is busy and an API key if required.
 
 import { ResultError } from "../results/errors.js";

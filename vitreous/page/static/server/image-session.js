@@ -1,3 +1,4 @@
+// @ts-check
 // One image in one model on the server.
 
 import { getBytes, getJson, postJson, postImage } from "./http.js";
@@ -26,7 +27,7 @@ export class ServerSession extends ImageSession {
   attention = (layer) =>
     this.#get(`attention/${layer}`, async (path) => {
       const { buffer, shape } = await getBytes(path, this.ending.signal);
-      return new AttentionBytes(buffer, shape, this.prefix);
+      return new AttentionBytes(buffer, [shape[0], shape[1]], this.prefix);
     });
 
   similarity = (layer) =>

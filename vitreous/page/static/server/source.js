@@ -1,3 +1,4 @@
+// @ts-check
 // Results from the server of `vitreous serve`. browser/source.js has the same interface.
 
 import { askForKey } from "../app/api-key-dialog.js";

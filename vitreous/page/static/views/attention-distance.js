@@ -1,3 +1,4 @@
+// @ts-check
 // Mean attention distance of each head by layer, in pixels (Figure 7, right, of the paper). Each dot selects its head.
 
 import { el, svg } from "../widgets/dom.js";

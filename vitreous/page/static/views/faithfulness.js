@@ -1,3 +1,4 @@
+// @ts-check
 // Deletion and insertion test: patches are removed or inserted in order of importance.
 
 import { el, svg } from "../widgets/dom.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Attention of the query in every layer and head, with one small map each. The first column is the mean over heads.
 // The maps are drawn on one canvas behind a grid of buttons, which makes them usable with keyboards and screen readers.
 
@@ -24,7 +25,7 @@ export class HeadMatrix {
   }
 
   #build() {
-    this.top = this.heads.map((head) => el("span", { role: "columnheader" }, head === "mean" ? "" : String(head + 1)));
+    this.top = this.heads.map((head) => el("span", { role: "columnheader" }, head === "mean" ? "" : String(Number(head) + 1)));
     this.corner = el("span", { role: "columnheader" });
     const rows = [el("div", { role: "row", class: "row heads" }, this.corner, this.top)];
     for (let layer = 0; layer < this.model.depth; layer++) {

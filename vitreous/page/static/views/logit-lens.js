@@ -1,3 +1,4 @@
+// @ts-check
 // Logit lens: predictions of the head after each layer.
 
 import { unsupported } from "../results/errors.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Name, size and origin of a model.
 
 import { el } from "../widgets/dom.js";

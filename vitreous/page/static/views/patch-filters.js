@@ -1,3 +1,4 @@
+// @ts-check
 // The first principal components of the patch filters (Figure 7, left, of the paper).
 
 import { source } from "../source.js";

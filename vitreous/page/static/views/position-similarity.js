@@ -1,3 +1,4 @@
+// @ts-check
 // Position similarity (Figure 7, centre, of the paper): a small map for each position shows its cosine similarity to all
 // others; a large map shows the position of the query.
 

@@ -1,3 +1,4 @@
+// @ts-check
 // Bars for the five most probable classes, compared with the original image when patches are erased, and a hint if
 // the image is unlike the training images. For a segmenter, the classes in its mask.
 

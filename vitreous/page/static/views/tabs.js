@@ -1,3 +1,4 @@
+// @ts-check
 // Tabs for position similarity, filters and logit lens. Each is loaded when it is first opened.
 
 import { el } from "../widgets/dom.js";
@@ -7,9 +8,13 @@ import { showWhile } from "../widgets/status-line.js";
 import { set, TABS, view } from "../app/view-state.js";
 
 export class Tabs {
-  /** `views` maps names to objects with root, load(session), translate() and draw(query, shown, layer). */
-  constructor(views, number) {
+  /**
+   * `views` maps names to objects with root, load(session), translate() and draw(query, shown, layer). `redraw()` is
+   * called when a view has loaded.
+   */
+  constructor(views, number, redraw) {
     this.views = views;
+    this.redraw = redraw;
     this.buttons = TABS.map((name) =>
       el("button", {
         type: "button",
@@ -55,7 +60,7 @@ export class Tabs {
       await showWhile(t(`loading-${name}`), each.load(session));
       each.translate();
       panel.replaceChildren(each.root);
-      this.again?.();
+      this.redraw();
     } catch (error) {
       if (error.name === "AbortError") return;
       const known = {

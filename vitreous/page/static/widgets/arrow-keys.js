@@ -1,3 +1,4 @@
+// @ts-check
 // Arrow-key navigation within a group that is a single tab stop.
 
 /** `step(event)` returns the element to focus, or null to ignore the key. */

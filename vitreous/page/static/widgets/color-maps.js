@@ -1,3 +1,4 @@
+// @ts-check
 // Colour maps: inferno, which is perceptually uniform, and blue-white-red for signed values.
 
 const HEAT =

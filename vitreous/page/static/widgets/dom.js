@@ -1,3 +1,4 @@
+// @ts-check
 // Helpers to create elements. Styles are set as properties, because the content security policy forbids style attributes.
 
 const SVG = "http://www.w3.org/2000/svg";

@@ -1,3 +1,4 @@
+// @ts-check
 // Equations of the paper as HTML elements, and tensor diagrams.
 
 import { el, svg } from "./dom.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Status line. Tasks shorter than a fifth of a second are not shown.
 
 import { byId } from "./dom.js";
