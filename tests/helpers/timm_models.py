@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "attention pooling": (PLAIN, {"global_pool": "map", "class_token": False}, {"pool": AttentionPool()}),
     "no classifier": (PLAIN, {"num_classes": 0}, {"num_classes": 0}),
     "four channels": (PLAIN, {"in_chans": 4}, {"channels": 4}),
+    "CLIP": ("vit_base_patch16_clip_224", {}, {"pre_norm": True, "patch_bias": False, "norm_eps": 1e-5}),
     "distilled": ("deit_base_distilled_patch16_224", {}, {"distillation_token": True}),
     "SwiGLU": (
         "vit_giant_patch14_dinov2",

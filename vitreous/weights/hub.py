@@ -20,7 +20,7 @@ from vitreous.common.untrusted_files import MAX_JSON_BYTES
 from vitreous.model.protocol import Model
 from vitreous.weights.card import model_card
 from vitreous.weights.catalog import HUB_PREFIX, LICENSES
-from vitreous.weights.io.containers import PICKLES, USUAL_NAMES
+from vitreous.weights.io.containers import OPEN_CLIP_CONFIG, PICKLES, USUAL_NAMES
 from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import (
     CONFIG,
@@ -34,7 +34,7 @@ from vitreous.weights.native import (
 )
 
 CARD = "README.md"
-DESCRIPTIONS = ("config.json", "preprocessor_config.json", CARD, FAMILIARITY)
+DESCRIPTIONS = ("config.json", OPEN_CLIP_CONFIG, "preprocessor_config.json", CARD, FAMILIARITY)
 SUFFIXES = ((".safetensors",), (".npz",), PICKLES)  # only the first group found in a repository is used
 MAX_BYTES = 1 << 36  # 64 GiB, more than any published Vision Transformer needs
 TIMEOUT_SECONDS = 10.0  # for a response from the Hub

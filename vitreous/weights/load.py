@@ -24,7 +24,7 @@ from vitreous.weights.formats.detect_format import canonical_name, format_for, i
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
 from vitreous.weights.hub import Snapshot, check_destination, download, push_saved
-from vitreous.weights.io.containers import SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
+from vitreous.weights.io.containers import OPEN_CLIP_CONFIG, SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
 from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat
 from vitreous.weights.io.safetensors_file import Mapped
 from vitreous.weights.native import (
@@ -48,6 +48,7 @@ LEARNED_POSITIONS = (
 )
 # Files that may be written. A folder that contains any other file is not replaced.
 WRITTEN = {"config.json", "model.safetensors", "model.pdparams", "preprocessor_config.json"}
+WRITTEN |= {OPEN_CLIP_CONFIG, "open_clip_model.safetensors"}
 
 
 # ---- Checkpoints in other formats ------------------------------------------------------------------------------------
@@ -58,7 +59,8 @@ def find_tensors(path: Path, lazy: bool = False) -> StateDict:
     file = _weights_in(path) if path.is_dir() else path
     if not file.is_file():
         raise missing_checkpoint(path)
-    config, config_file = {}, file.parent / "config.json"
+    open_clip = file.name.startswith("open_clip_") or not (file.parent / "config.json").is_file()
+    config, config_file = {}, file.parent / (OPEN_CLIP_CONFIG if open_clip else "config.json")
     if (path.is_dir() or file.name in USUAL_NAMES) and config_file.is_file():
         path, config = file.parent, read_json_object(config_file, BadCheckpoint)
     content = read_file(file, lazy)

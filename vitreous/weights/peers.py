@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitreous.common.text import single_spaced
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import GlobalAverage, TanhHead
+from vitreous.model.options import AttentionPool, GlobalAverage, TanhHead
 from vitreous.model.vit import ViT
 from vitreous.weights.formats.timm.config import timm_config
 from vitreous.weights.load import find_tensors
@@ -59,7 +59,7 @@ def timm_model(config: ViTConfig) -> nn.Module:
 
     about = timm_config(config)
     about["model_args"].pop("act_layer", None)
-    return timm.create_model(about["architecture"], num_classes=config.num_classes, **about["model_args"])
+    return timm.create_model(about["architecture"], num_classes=about["num_classes"], **about["model_args"])
 
 
 def _timm(path: Path, config: ViTConfig) -> Output:
@@ -71,11 +71,17 @@ def _timm(path: Path, config: ViTConfig) -> Output:
 
 
 def _transformers(path: Path, config: ViTConfig) -> Output:
-    from transformers import AutoModel, AutoModelForImageClassification
+    import transformers
 
-    kind: Any = AutoModelForImageClassification if config.num_classes else AutoModel
+    if config.projection is not None:
+        model: Any = transformers.CLIPVisionModelWithProjection.from_pretrained(path, local_files_only=True).eval()
+        return lambda images: model(images).image_embeds
+    kind: Any = transformers.AutoModelForImageClassification if config.num_classes else transformers.AutoModel
     model = kind.from_pretrained(path, local_files_only=True).eval()
-    return lambda images: model(images).logits if config.num_classes else model(images).last_hidden_state
+    if config.num_classes:
+        return lambda images: model(images).logits
+    pooled = config.pre_norm or isinstance(config.pool, AttentionPool)  # CLIP and SigLIP
+    return lambda images: model(images).pooler_output if pooled else model(images).last_hidden_state
 
 
 def _torchvision(path: Path, config: ViTConfig) -> Output:

@@ -114,7 +114,6 @@ def test_three_channels_keep_separate_means(tmp_path: Path) -> None:
 
 # timm architectures and the unsupported part of each. Depth and sizes come from SIZES.
 UNSUPPORTED_TIMM = {
-    "vit_base_patch32_clip_224": r"a norm before the first block \(norm_pre\), as in CLIP",
     "vit_small_patch16_dinov3": r"rotary \(as in DINOv3\)",
     "beit_base_patch16_224": r"relative positions \(rel_pos\)",
     "eva02_tiny_patch14_224": r"a bias on queries and values, but not on keys \(q_bias\)",
@@ -146,7 +145,6 @@ def test_unsupported_timm_models_are_rejected_by_their_part(name: str, folder: b
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"pre_norm": True}, r"\(norm_pre\)"),
         ({"final_norm": False}, "no norm after the last block"),
         ({"pos_embed": "none"}, r"positions .*\(pos_embed\)"),
         ({"proj_bias": False}, "no attention output bias"),

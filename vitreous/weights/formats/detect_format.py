@@ -17,6 +17,7 @@ from vitreous.model.protocol import ModelConfig
 from vitreous.weights.formats.base import Format, StateDict
 from vitreous.weights.formats.big_vision import BigVision
 from vitreous.weights.formats.bit import Bit
+from vitreous.weights.formats.clip import Clip, ClipTrunk
 from vitreous.weights.formats.dinov2 import DinoV2
 from vitreous.weights.formats.google import Google
 from vitreous.weights.formats.huggingface.config import FAMILIES as TRANSFORMERS_FAMILIES
@@ -37,6 +38,8 @@ FORMATS: list[Format] = [
     BigVision(),
     HuggingFace(),
     HuggingFaceTower(),
+    Clip(),
+    ClipTrunk(),
     Torchvision(),
     Lucidrains(),
     PaddleViT(),
@@ -47,6 +50,7 @@ FORMATS: list[Format] = [
     Bit(),
 ]
 ALIASES = {"transformers": "huggingface", "hf": "huggingface", "vit-pytorch": "lucidrains", "vit_jax": "google"}
+ALIASES |= {"open_clip": "clip", "openclip": "clip"}
 MAX_SEARCHED = 5_000  # maximum number of tensors in a checkpoint to search for a model under a prefix
 MAX_PREFIX_PARTS = 6
 VITREOUS_TENSOR = "encoder.blocks.0.attention_norm.weight"
@@ -70,7 +74,9 @@ def layouts_named(name: str) -> list[Format]:
 
 def format_for(name: str, config: ModelConfig) -> Format:
     """Return the format of this name that can store the model, or the one that lacks the fewest of its parts."""
-    layouts = [format for format in layouts_named(name) if isinstance(config, format.config_class)]
+    layouts = [
+        format for format in layouts_named(name) if isinstance(config, format.config_class) and not format.read_only
+    ]
     if len(layouts) < 2:
         return (layouts or layouts_named(name))[0]
     return min(layouts, key=lambda format: len(format.unsupported(config)))  # type: ignore[arg-type]
@@ -193,7 +199,8 @@ def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
 PROJECTION = "embeddings.patch_embeddings.projection.weight"
 # Unsupported models, by patterns of their tensor names. They are transformers models unless stated otherwise.
 UNSUPPORTED = {
-    r"(^|\.)visual\.conv1\.weight$": "CLIP (OpenAI, open_clip), which has a norm before the first block",
+    r"(^|\.)(visual\.)?layer1\.0\.conv3\.weight$": "a ResNet, or CLIP with a ResNet",
+    r"(^|\.)(visual\.)?attn_pool(_contrastive)?\.ln_[qk]\.weight$": "CoCa, which pools with attention of many queries",
     r"(^|\.)layers\.\d+\.self_attn\.qkv\.weight$": "the vision tower of BLIP",
     r"(^|\.)embeddings\.detection_tokens$": "YOLOS",
     r"(^|\.)embeddings\.time_embeddings$|\.temporal_attention\.": "TimeSformer",

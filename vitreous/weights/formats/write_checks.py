@@ -56,7 +56,8 @@ CHECKS: dict[str, Callable[[ViTConfig], str | bool]] = {
         and "{} requires a position for the class token"
     ),
     "partial patches": lambda c: (
-        _has_partial_patches(c)
+        not c.truncate
+        and _has_partial_patches(c)
         and f"{{}} cannot pad images to a multiple of {_by(c.patch_stride)}, got an image size of {_by(c.image_size)}"
     ),
     "rectangular images": lambda c: (

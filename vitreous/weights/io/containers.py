@@ -21,8 +21,12 @@ from vitreous.weights.io.pickle.tensors import Ignored
 from vitreous.weights.io.safetensors_file import Mapped, check_count, read_tensors, write_tensors
 from vitreous.weights.io.zip_directory import ZIP_START, opened_zip
 
-# Weight file names of transformers and timm, in order of preference.
-USUAL_NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# Weight file names of transformers, timm and OpenCLIP, in order of preference, and OpenCLIP's config.
+USUAL_NAMES = (
+    *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"),
+    *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+)
+OPEN_CLIP_CONFIG = "open_clip_config.json"
 PICKLES = (".pt", ".pth", ".bin", ".pdparams", ".ckpt")
 SUFFIXES = (".safetensors", ".npz", *PICKLES)
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")

@@ -103,7 +103,7 @@ def test_architectures_with_ambiguous_tensors_are_rejected(name: str, tmp_path: 
     [
         ({"global_pool": "max"}, "global_pool must be one of token, avg, map, got 'max'"),
         ({"global_pool": "map"}, "global_pool must be 'token' for these tensors, got 'map'"),
-        ({"model_args": {"act_layer": "quick_gelu"}}, "act_layer must be .*got 'quick_gelu'"),
+        ({"model_args": {"act_layer": "silu"}}, "act_layer must be .*got 'silu'"),
         ({"model_args": {"pool_include_prefix": True}}, "pool_include_prefix"),
         ({"model_args": [3]}, "model_args in config.json must be an object"),
         ({"model_args": {"num_heads": "2"}}, "num_heads must be an integer, got '2'"),

@@ -46,7 +46,6 @@ FILES = {
     "a cut zip": (ZIP[:-9], "is not a complete zip file"),
     "another zip": (zip_of({"a.npy": b""}), "0 data.pkl members"),
     "two zips": (zip_of({"a/data.pkl": b"", "b/data.pkl": b""}), "2 data.pkl"),
-    "a program": (torch_zip(view(), **{"constants.pkl": b""}), "is a TorchScript program"),
     "the big end first": (torch_zip(view(), byteorder=b"big"), "big-endian"),
     "a missing storage": (zip_of({"x/data.pkl": pickled(view())}), "has 0 bytes for the storage 0; expected 24"),
     "another version": (torch_old(view(), version=1), "expected 1001"),

@@ -84,6 +84,7 @@ def names_in(path: Path) -> list[str]:
 
 
 # Architectures whose tensors do not determine all properties. All others use exact GELU and the usual number of heads.
+QUICK = re.compile(r"vit_.*_clip_quickgelu_\d+")
 TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512")
 SIXTEEN_HEADS = re.compile(r"vit_giantopt_.*|vit_base_patch16_gap_224")
 TWO_HEADS = re.compile(r"test_vit2?")
@@ -92,7 +93,7 @@ NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp)_.*")
 # Unsupported architectures with the same tensors: rotary and learned positions, or norms after the layers.
 UNSUPPORTED = re.compile(r"vit_.*_(rope|rpn)_.*")
 SWIGLU = re.compile(r"vit_giant_patch14_(reg\d+_)?(dinov2|tipsv2)")
-ACTIVATIONS: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_tanh": "tanh"}
+ACTIVATIONS: dict[str, options.GeluApproximation] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 # `Preprocessing.fit` for each `crop_mode` of timm.
 FITS: dict[str, Literal["crop", "squash-crop", "pad"]] = {"center": "crop", "squash": "squash-crop", "border": "pad"}
 
@@ -176,9 +177,11 @@ class TimmConfig:
             raise BadCheckpoint(f"{self.path}: act_layer of a gated MLP must be 'silu', got {name!r}")
 
     @property
-    def approximation(self) -> Literal["erf", "tanh"]:
+    def approximation(self) -> options.GeluApproximation:
         """GELU variant, from `act_layer` or the architecture name."""
-        name = self.args.get("act_layer") or ("gelu_tanh" if TANH.fullmatch(self.architecture) else "gelu")
+        special = {"gelu_tanh": TANH, "quick_gelu": QUICK}
+        usual = next((name for name, names in special.items() if names.fullmatch(self.architecture)), "gelu")
+        name = self.args.get("act_layer") or usual
         if name not in ACTIVATIONS:
             raise BadCheckpoint(f"{self.path}: act_layer must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
         return ACTIVATIONS[name]
@@ -278,16 +281,18 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         own = isinstance(config.position, options.Learned1d) and config.position.prefix_entries
         args |= {"class_token": config.class_token, "reg_tokens": config.registers, "no_embed_class": not own}
         args["global_pool"], args["fc_norm"] = _pool_names(config)
-    if isinstance(config.mlp, options.Gelu) and config.mlp.approximation == "tanh":
-        args["act_layer"] = "gelu_tanh"
+    if isinstance(config.mlp, options.Gelu) and config.mlp.approximation != "erf":
+        args["act_layer"] = next(name for name, way in ACTIVATIONS.items() if way == config.mlp.approximation)
     architecture = "vit_giant_patch14_dinov2" if isinstance(config.mlp, options.SwiGlu) else "vit_base_patch16_224"
     if config.stem is not None:
         architecture = HYBRIDS[config.stem.stages]
     elif config.distillation_token:
         architecture = "deit_base_distilled_patch16_224"
+    elif config.pre_norm:
+        architecture = "vit_base_patch16_clip_224"
     return {
         "architecture": architecture,
-        "num_classes": config.num_classes,
+        "num_classes": config.num_classes or config.projection or 0,
         "num_features": config.width,
         "global_pool": _pool_names(config)[0],
         **({"label_names": list(config.labels)} if config.labels else {}),
@@ -333,7 +338,7 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
     if config.stem is not None:
         first_conv = "patch_embed.backbone.stem.conv" if config.stem.stages else "patch_embed.backbone.conv"
     return {
-        "num_classes": config.num_classes,
+        "num_classes": config.num_classes or config.projection or 0,
         "input_size": [channels, *config.image_size],
         "fixed_input_size": True,
         "interpolation": how.interpolation,

@@ -72,7 +72,10 @@ class TimmLayout(Format):
 def timm_table(config: ViTConfig, names: Names) -> list[Row]:
     """Return the rows for all tensors of a model."""
     matrix = names.matrix
-    table = [*_stem(config), *rows("patches.projection", "patch_embed.proj"), *_tokens(config, names)]
+    parts = ("weight", "bias") if config.patch_bias else ("weight",)
+    table = [*_stem(config), *rows("patches.projection", "patch_embed.proj", parts=parts), *_tokens(config, names)]
+    if config.pre_norm:
+        table += rows("pre_norm", "norm_pre")
     table += per_layer(_block(config, names), config.depth)
     match config.pool:
         case options.GlobalAverage(norm="after"):
@@ -83,12 +86,18 @@ def timm_table(config: ViTConfig, names: Names) -> list[Row]:
             table += rows("norm", "norm")
     if isinstance(config.head, options.TanhHead):
         table += rows("head.pre_logits", names.pre_logits, matrix)
+    if config.projection is not None:
+        table.append(row("projection.weight", ("head.weight", "head.bias"), WITH_ZERO_BIAS))
     if config.num_classes:
         classifier = "head" if isinstance(config.head, options.LinearHead) else "head.classifier"
         table += rows(classifier, "head", matrix)
         if config.distillation_token:
             table += rows(classifier.replace("head", "distillation_head"), "head_dist", matrix)
     return table
+
+
+# timm stores the projection of CLIP, which has no bias, as a classifier.
+WITH_ZERO_BIAS = Conversion(lambda theirs: theirs[:1], lambda ours: [ours[0], ours[0].new_zeros(len(ours[0]))])
 
 
 def _tokens(config: ViTConfig, names: Names) -> list[Row]:
@@ -228,6 +237,8 @@ def infer_timm(
     own = builder.infer_grid(positions, choices, (patch[0] * stride, patch[1] * stride), image_size, native)
     builder.set(
         position=options.Learned1d(prefix_entries=own == prefix),
+        patch_bias="patch_embed.proj.bias" in state.tensors,
+        pre_norm="norm_pre.weight" in state.tensors,
         qkv_bias="blocks.0.attn.qkv.bias" in state.tensors,
         qk_norm="blocks.0.attn.q_norm.weight" in state.tensors,
         layer_scale=1e-5 if f"blocks.0.{names.scales[0]}" in state.tensors else None,
@@ -296,6 +307,8 @@ class Timm(TimmLayout):
     title = "timm"
     renames = ((r"\.gamma_([12])$", r".ls\1.gamma"),)  # DeiT-III's original files
     missing = ("other positions", "patch_norm", "head_dim", "qk_scale", "partial patches")
+    supports = ("pre_norm", "patches without a bias", "truncate", "projection")
+    ignored = (r"head\.(weight|bias)",)  # with projection=None, or num_classes=0
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         config = TimmConfig.of(state)
@@ -313,7 +326,8 @@ class Timm(TimmLayout):
         _set_mlp(builder, config)
         _set_pool(state, builder, config)
         position = options.Learned1d(fields["position"].prefix_entries, "timm")
-        builder.default("timm default", norm_eps=self.norm_eps, position=position)
+        builder.default("timm default", norm_eps=norm_eps_of(fields["pre_norm"]), position=position)
+        _set_projection(state, builder, config)
         if not config.is_known:  # some timm models compute different outputs with the same tensors
             if fields["layer_scale"] is not None and fields["class_token"] and not fields["position"].prefix_entries:
                 builder.assume(NOT_ROPE_APE, position=fields["position"])
@@ -324,6 +338,9 @@ class Timm(TimmLayout):
             builder.set(preprocessing=config.preprocessing(fields["channels"]), labels=labels)
             if differences := config.preprocessing_differences:
                 builder.assume("; ".join(differences), preprocessing=fields["preprocessing"])
+        elif fields["pre_norm"]:
+            clip = dataclasses.replace(options.CLIP, crop_fraction=0.9, geometry="timm")
+            builder.assume_preprocessing("timm default for CLIP", clip)
         elif fields["distillation_token"]:
             builder.assume_preprocessing("DeiT default", options.IMAGENET)
         elif fields["layer_scale"] is not None:
@@ -343,6 +360,12 @@ class Timm(TimmLayout):
                 lines.append(f"timm requires stem width 64, got {config.stem.width}")
         if not isinstance(config.head, options.LinearHead):
             lines.append(f"timm requires LinearHead, got {type(config.head).__name__}")
+        if config.pre_norm == config.patch_bias:
+            lines.append(f"timm requires patch_bias={not config.pre_norm} if pre_norm={config.pre_norm}")
+        if config.pre_norm:
+            lines += missing_parts(config, "timm's CLIP models", ["stem", "distillation_token", "SwiGLU"])
+        if config.projection is not None and (config.num_classes or not config.pre_norm):
+            lines.append("timm stores a projection as the head, and only in CLIP models without a classifier")
         if isinstance(config.pool, options.AttentionPool) and config.num_prefix_tokens:
             lines.append("AttentionPool in timm does not attend to prefix tokens")
         if isinstance(config.pool, options.AttentionPool) and isinstance(config.mlp, options.SwiGlu):
@@ -354,7 +377,7 @@ class Timm(TimmLayout):
         return lines
 
     def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
-        lines = numeric_differences(config, "timm", self.norm_eps, None if folder else self.gelu)
+        lines = numeric_differences(config, "timm", norm_eps_of(config.pre_norm), None if folder else self.gelu)
         if not folder and config.class_token and config.pool == options.GlobalAverage("before"):
             lines.append(
                 "pooling averages the normalised patches in Vitreous, but timm uses the class token with these tensors"
@@ -373,6 +396,21 @@ class Timm(TimmLayout):
             (path / "config.json").write_text(json.dumps(timm_config(config), indent=2) + "\n", encoding="utf-8")
 
 
+def norm_eps_of(pre_norm: bool) -> float:
+    """Return the LayerNorm eps of timm's CLIP models (`pre_norm`) or of its other models."""
+    return 1e-5 if pre_norm else Timm.norm_eps
+
+
+def _set_projection(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> None:
+    """Read the head of a CLIP model as its projection if the bias is 0, as it never is in a trained classifier."""
+    classes = builder.fields["num_classes"]
+    if not builder.fields["pre_norm"] or not classes or config.labels(classes):
+        return
+    if "head.bias" in state.tensors and not state.tensors["head.bias"].any():
+        builder.default("the head of a CLIP model without a bias", projection=classes)
+        builder.set(num_classes=0)
+
+
 def _set_mlp(builder: ConfigBuilder, config: TimmConfig) -> None:
     if isinstance(builder.fields["mlp"], options.SwiGlu):
         if "mlp" not in builder.overrides:
@@ -382,7 +420,12 @@ def _set_mlp(builder: ConfigBuilder, config: TimmConfig) -> None:
     elif config.is_known:
         builder.set(mlp=options.Gelu(config.approximation))
     else:
-        builder.assume("timm default; some SigLIP models use 'tanh'", mlp=options.Gelu("erf"))
+        other = (
+            "models of OpenAI, MetaCLIP and DFN use 'quick'"
+            if builder.fields["pre_norm"]
+            else "some SigLIP models use 'tanh'"
+        )
+        builder.assume(f"timm default; {other}", mlp=options.Gelu("erf"))
 
 
 def _set_pool(state: StateDict, builder: ConfigBuilder, config: TimmConfig) -> None:
@@ -419,7 +462,6 @@ def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> opt
 
 # Unsupported parts by patterns of tensor names. The names are untrusted, so no pattern may backtrack.
 PARTS = {
-    r"^norm_pre\.": "a norm before the first block (norm_pre), as in CLIP",
     r"\.attn\.[qv]_bias$": "a bias on queries and values, but not on keys (q_bias), as in BEiT and EVA",
     r"relative_position_bias_table|rel_pos": "relative positions (rel_pos)",
     r"\.attn\.proj_[lw]\.": "talking heads (proj_l), as in CaiT",

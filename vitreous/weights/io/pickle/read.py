@@ -3,7 +3,8 @@
 The first bytes distinguish three containers:
 
 - torch's zip file (since 1.6): `<name>/data.pkl` refers to storages, whose bytes are the members `<name>/data/<key>`.
-  The storages are not compressed, so tensors are memory-mapped, as with `torch.load(mmap=True)`.
+  The storages are not compressed, so tensors are memory-mapped, as with `torch.load(mmap=True)`. A TorchScript program,
+  such as OpenAI's CLIP, is such a file whose data.pkl contains modules; its code is not run.
 - torch's legacy file: five consecutive pickles (magic number, version, system info, data, storage keys), followed by
   each storage as an element count and its bytes.
 - a plain pickle of numpy arrays, as written by Paddle (see the end of this file).
@@ -32,6 +33,7 @@ from vitreous.weights.io.pickle.tensors import (
     IgnoredClass,
     Latin1,
     Scalar,
+    ScriptedModule,
     Storage,
     TensorMaker,
     View,
@@ -45,6 +47,7 @@ COUNT = struct.Struct("<q")
 BIG_ENDIAN = "is stored in big-endian byte order; only little-endian is supported"
 MAX_VALUES = 500_000  # shared values count each time, which stops "billion laughs" files
 MAX_DEPTH = 64
+MAX_PREFIX = 400
 
 
 def read_pickle(path: Path, lazy: bool = False) -> Any:
@@ -69,8 +72,6 @@ def _read_zip(file: BinaryIO, data: memoryview) -> Any:
     if len(folders) != 1:
         raise InvalidFile(f"is a zip file with {len(folders)} data.pkl members; torch writes exactly one")
     folder = folders[0]
-    if f"{folder}constants.pkl" in members:
-        raise InvalidFile("is a TorchScript program, not a weight file: save its state_dict() with torch.save")
     if (order := members.get(f"{folder}byteorder")) and bytes(_stored(order, data)[:9]) != b"little":
         raise InvalidFile(BIG_ENDIAN)
     maker, program = TensorMaker(len(data)), _stored(members[f"{folder}data.pkl"], data)
@@ -82,7 +83,21 @@ def _read_zip(file: BinaryIO, data: memoryview) -> Any:
         if member is None or held < storage.nbytes:
             raise InvalidFile(f"has {held:,} bytes for the storage {shown(key)}; expected {storage.nbytes:,}")
         storage.start = member.start
-    return _Builder(data).build(value)
+    built = _Builder(data).build(value)
+    return state_dict_of(built) if isinstance(value, ScriptedModule) else built
+
+
+def state_dict_of(module: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Return the state dict of a TorchScript module, given its nested attributes. Its program is ignored."""
+    if len(prefix) > MAX_PREFIX:
+        raise InvalidFile(f"contains a module whose name is longer than {MAX_PREFIX} characters: {shown(prefix)}")
+    tensors: dict[str, Tensor] = {}
+    for name, value in module.items():
+        if isinstance(value, Tensor):
+            tensors[f"{prefix}{name}"] = value
+        elif isinstance(value, Mapping):
+            tensors |= state_dict_of(value, f"{prefix}{name}.")
+    return tensors
 
 
 def _stored(member: Member, data: memoryview) -> memoryview:

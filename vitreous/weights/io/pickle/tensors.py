@@ -44,7 +44,10 @@ FUNCTIONS = {
     *("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state", "numpy.ndarray", "numpy.dtype"),
     *("numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy.core.numeric._frombuffer"),
     *("builtins.tuple", "builtins.bytes", "_codecs.encode"),
+    *(f"torch.jit._pickle.build_{kind}list" for kind in ("int", "double", "bool", "tensor")),
+    "torch.jit._pickle.restore_type_tag",
 }
+SCRIPTED = "__torch__."  # prefix of the class names of TorchScript modules
 # Classes of objects that training scripts save with the weights. Such objects are not created; their data is dropped.
 IGNORED_CLASSES = {
     *("argparse.Namespace", "types.SimpleNamespace", "yacs.config.CfgNode"),  # settings
@@ -80,13 +83,22 @@ class IgnoredClass:
 
 
 @dataclass(frozen=True)
+class ScriptedClass:
+    name: str  # a class of a TorchScript program, which is never run
+
+
+class ScriptedModule(dict[str, Any]):
+    """Attributes of a TorchScript module by name: parameters, buffers and other modules."""
+
+
+@dataclass(frozen=True)
 class Ignored:
     """Placeholder for an object saved with the weights, such as training settings."""
 
     name: str
 
 
-def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
+def find(name: str) -> Function | StorageType | IgnoredClass | ScriptedClass | torch.dtype:
     """Map an allowed dotted name to its description. Raise InvalidFile for other names."""
     for new, old in RENAMED.items():
         name = old + name.removeprefix(new) if name.startswith(new) else name
@@ -98,6 +110,8 @@ def find(name: str) -> Function | StorageType | IgnoredClass | torch.dtype:
         return Function(name)
     if name in IGNORED_CLASSES:
         return IgnoredClass(name)
+    if name.startswith(SCRIPTED):
+        return ScriptedClass(name)
     raise InvalidFile(f"contains {shown(name)}, which is not a tensor {ADVICE}")
 
 
@@ -221,10 +235,16 @@ class TensorMaker:
                 return Latin1(text)
             case "bytes", ():
                 return Latin1("")
+            case (("build_intlist" | "build_doublelist" | "build_boollist" | "build_tensorlist"), (list(items),)):
+                return items
+            case "restore_type_tag", (value, str()):
+                return value
         raise InvalidFile(f"calls {function.name} with unsupported arguments {ADVICE}")
 
-    def new(self, kind: object) -> Ignored:
-        """Resolve NEWOBJ: return a placeholder for an object of an ignored class."""
+    def new(self, kind: object) -> Ignored | ScriptedModule:
+        """Resolve NEWOBJ: return a TorchScript module without attributes, or a placeholder for an ignored object."""
+        if isinstance(kind, ScriptedClass):
+            return ScriptedModule()
         if not isinstance(kind, IgnoredClass):
             raise InvalidFile(f"uses the pickle opcode NEWOBJ, which tensors do not need {ADVICE}")
         return Ignored(kind.name)
@@ -238,6 +258,8 @@ class TensorMaker:
                 self._fill(made, kind, shape, bool(fortran), data)
             case NumpyType(), (int(), "<" | ">" | "|" | "=" as order, None, None, None, *_):
                 made.order = order
+            case ScriptedModule(), dict():
+                made.update(state)
             case dict(), dict():
                 pass  # attributes of an OrderedDict, such as a state dict's `_metadata`
             case _:
