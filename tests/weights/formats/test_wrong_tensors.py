@@ -31,7 +31,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 WRONG: dict[str, list[tuple[str, Tensor | None, str]]] = {
     "timm": [
         ("blocks.1.mlp.fc2.bias", None, r"1 missing: blocks\.1\.mlp\.fc2\.bias$"),
-        ("norm_pre.weight", zeros(128), r"a norm before the first block \(norm_pre\), as in CLIP$"),
+        ("norm_pre.weight", zeros(128), r"1 missing: norm_pre\.bias$"),
         ("blocks.1.attn.proj.weight", zeros(128, 64), r"blocks\.1\.attn\.proj\.weight is \[128, 64\], expected"),
         ("patch_embed.proj.weight", zeros(128, 192), r"patch_embed\.proj\.weight must have 4 .*got shape \[128, 192\]"),
         ("pos_embed", zeros(17), r"pos_embed must have 3 .*got shape \[17\]"),
