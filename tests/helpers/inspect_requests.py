@@ -21,6 +21,7 @@ from vitreous.model.build import build, build_segmenter, build_vit
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Conditional, NoPosition, Preprocessing, RelativeBias, Rotary2d, SinCos2d
+from vitreous.model.swin_config import SwinConfig
 from vitreous.serving.batch_queue import Scheduler
 from vitreous.serving.errors import install
 from vitreous.serving.inspect.routes import router
@@ -62,6 +63,12 @@ def all_kinds() -> dict[str, Any]:
     found["padded"] = build_vit(dataclasses.replace(SMALL, image_size=(20, 30), pad=True, preprocessing=PLAIN))
     found["masks"] = build_segmenter(SegmenterConfig(bare, num_classes=3, labels=("Background", "pet", "edge")))
     found["bit"] = build(ResNetConfig(image_size=(32, 32), stages=(1, 1), width=32, num_classes=4))
+    windows = SwinConfig(
+        (36, 52), width=16, depths=(2, 1), stage_heads=(2, 4), window=(4, 4), num_classes=5, labels=LABELS
+    )
+    found["swin"] = build(
+        windows
+    )  # 9 x 13 patches: windows are padded and shifted, and a row and a column is merged alone
     found["large"] = build_vit(dataclasses.replace(SMALL, image_size=(512, 512), depth=1, width=16))
     return found
 
@@ -111,10 +118,10 @@ def array(reply: Reply, kind: str = "u1", skip: int = 0) -> np.ndarray:
 
 def weights_of(reply: Reply, prefix: int) -> np.ndarray:
     """Decode attention as the page does: each row has one scale for prefix keys and one for patch keys."""
-    heads, t, _ = (int(side) for side in reply.headers["x-shape"].split(","))
+    heads, t, m = (int(side) for side in reply.headers["x-shape"].split(","))
     scales = np.frombuffer(reply.body, "<f4", heads * t * 2).reshape(heads, t, 2)
-    by_key = np.repeat(scales, [prefix, t - prefix], axis=-1)
-    return array(reply, skip=8 * heads * t) / 255 * by_key
+    by_key = np.repeat(scales, [prefix, m - prefix], axis=-1)
+    return array(reply, skip=len(reply.body) - heads * t * m) / 255 * by_key
 
 
 def erase(live: Live, model: str, patches: list[int], classes: list[int], data: bytes | None = None) -> Reply:

@@ -1,6 +1,7 @@
 """The JavaScript of the page: unit tests in Node.js, types, and bytes that Python encodes."""
 
 import base64
+import itertools
 import json
 import os
 import shutil
@@ -10,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitreous.explanation.attention_and_logit_lens import capture
-from vitreous.model.build import build_vit
+from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
+from vitreous.model.build import build, build_vit
 from vitreous.model.config import ViTConfig
+from vitreous.model.swin_config import SwinConfig
 from vitreous.page import STATIC, results
+from vitreous.page.model_facts import model_facts
 
 ROOT = Path(__file__).parents[2]
 NODE, NPM = shutil.which("node"), shutil.which("npm")
@@ -29,12 +32,31 @@ def test_unit_tests() -> None:
 
 
 DECODE = """
-const { AttentionBytes } = await import(process.argv[1]);
-const { bytes, shape, prefix, heads } = JSON.parse(process.argv[2]);
-const matrix = new AttentionBytes(Uint8Array.from(Buffer.from(bytes, "base64")).buffer, shape, prefix);
-const rows = heads.flatMap((head) => Array.from({ length: shape[1] }, (_, query) => [...matrix.row(head, query)]));
+const { AttentionBytes, LayerGrid } = await import(process.argv[1]);
+const { bytes, shape, prefix, layer, map } = JSON.parse(process.argv[2]);
+const buffer = Uint8Array.from(Buffer.from(bytes, "base64")).buffer;
+const matrix = new AttentionBytes(buffer, shape, prefix, new LayerGrid(layer, map, prefix));
+const queries = [...Array(prefix + map[0] * map[1]).keys()];
+const rows = [...Array(shape[0]).keys()].flatMap((head) => queries.map((query) => [...matrix.row(head, query)]));
 console.log(JSON.stringify(rows));
 """
+
+
+def decoded(captured: CapturedForward, layer: int) -> np.ndarray:
+    """Return the attention from every token of the map to every token of the map, as the page decodes it."""
+    config = captured.model.config
+    given = {
+        "bytes": base64.b64encode(results.attention_bytes(captured, layer)).decode(),
+        "shape": config.attention_shapes[layer][:3],
+        "prefix": config.num_prefix_tokens,
+        "layer": model_facts(captured.model, "model", "model", ())["layers"][layer],
+        "map": config.map_grid,
+    }
+    module = (STATIC / "results" / "token-matrices.js").as_uri()
+    command = [str(NODE), "--input-type=module", "--eval", DECODE, "--", module, json.dumps(given)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = np.array(json.loads(run.stdout))
+    return rows.reshape(-1, rows.shape[1], rows.shape[1])
 
 
 @needs_node
@@ -43,13 +65,21 @@ def test_the_page_decodes_the_attention_of_the_server(small: ViTConfig) -> None:
 
     captured = capture(build_vit(small), torch.randn(1, 3, *small.image_size))
     expected = captured.weights(1)[0].numpy()
-    data = base64.b64encode(results.attention_bytes(captured, 1)).decode()
-    given = {"bytes": data, "shape": expected.shape, "prefix": 1, "heads": list(range(small.num_heads))}
-    module = (STATIC / "results" / "token-matrices.js").as_uri()
-    command = [str(NODE), "--input-type=module", "--eval", DECODE, "--", module, json.dumps(given)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = np.reshape(json.loads(run.stdout), expected.shape)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=expected.max() / 500)
+    np.testing.assert_allclose(decoded(captured, 1), expected, rtol=0, atol=expected.max() / 500)
+
+
+@needs_node
+@pytest.mark.parametrize("layer", [1, 2])
+def test_the_page_decodes_windows_of_smaller_and_larger_patches(layer: int) -> None:
+    import torch
+
+    config = SwinConfig((20, 28), width=8, depths=(2, 1), stage_heads=(1, 2), window=(3, 3), num_classes=0)
+    captured = capture(build(config), torch.randn(1, 3, *config.image_size))
+    found = decoded(captured, layer)
+    for query in itertools.product(*map(range, config.map_grid)):
+        expected = captured.on_map(captured.attention_from(layer, query)[0], layer).flatten(1).numpy()
+        rows = found[:, query[0] * config.map_grid[1] + query[1]]
+        np.testing.assert_allclose(rows, expected, rtol=0, atol=expected.max() / 500)
 
 
 @pytest.mark.slow

@@ -377,6 +377,8 @@ class SwinLayer(AttentionLayer):
         self.layout = Layout(0, terms.windows.grid)
         neighbours = terms.windows.neighbours().to(terms.offsets.device)
         self.keys, self.padding = neighbours.clamp_min(0), neighbours < 0
+        if terms.windows.counts == (1, 1) and not self.padding.any():  # one window, with all tokens in order
+            self.keys = None
 
     def weights(self, tokens: Float[Tensor, "b n d"], queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
         return self.rows(self.block.attention_weights(tokens, self.terms))[:, :, queries]

@@ -9,6 +9,7 @@ from typing import Any
 
 import vitreous
 from vitreous.common.text import clean
+from vitreous.model.base_config import AttentionShape
 from vitreous.model.protocol import Model
 from vitreous.weights.catalog import HUB_PREFIX
 from vitreous.weights.load import is_hub
@@ -23,16 +24,17 @@ def model_facts(model: Model, id: str, name: str, labels: tuple[str, ...]) -> di
         name: Display name.
         labels: Class names.
     """
-    names = ("patch_size", "grid", "width", "depth", "heads", "tokens", "position")
+    names = ("patch_size", "grid", "width", "depth", "heads", "layers", "tokens", "position", "position_grid")
     transformer: dict[str, Any] = dict.fromkeys(names)
     if model.config.backbone.has_attention:
         config, shapes = model.config.backbone, model.config.backbone.attention_shapes
         first, last = shapes[0], shapes[-1]
         transformer = {
             "patch_size": list(first.stride), "grid": list(first.grid),
-            "width": last.width, "depth": len(shapes), "heads": last.heads,
+            "width": last.width, "depth": len(shapes), "heads": max(shape.heads for shape in shapes),
+            "layers": [_layer(shape, first) for shape in shapes],
             "tokens": {"prefix": list(config.prefix_names), "patches": math.prod(first.grid), "total": first.tokens},
-            "position": config.position_name,
+            "position": config.position_name, "position_grid": list(config.position_grid),
         }  # fmt: skip
     return {
         "id": id,
@@ -48,6 +50,12 @@ def model_facts(model: Model, id: str, name: str, labels: tuple[str, ...]) -> di
         "origin": _origin(provenance_of(model)),
         "version": vitreous.__version__,
     }
+
+
+def _layer(shape: AttentionShape, first: AttentionShape) -> dict[str, Any]:
+    """Describe a layer. `scale` is the height and width of its patches in patches of the first layer."""
+    scale = [side // smallest for side, smallest in zip(shape.stride, first.stride, strict=True)]
+    return {"heads": shape.heads, "grid": list(shape.grid), "keys": shape.keys, "scale": scale}
 
 
 def _origin(record: dict[str, Any]) -> str | None:

@@ -156,19 +156,21 @@ def faithfulness_curves(result: Faithfulness, random: Faithfulness) -> dict[str,
 
 
 def attention_bytes(captured: CapturedForward, layer: int) -> bytes:
-    """Encode attention as two arrays: float32 [heads, t, 2] and uint8 [heads, t, t].
+    """Encode attention as two arrays: float32 [heads, t, 2] and uint8 [heads, t, m].
 
     The first array contains the largest weight of each row for prefix tokens and for patches. The second array contains
     each weight divided by the largest weight. Prefix tokens and patches have separate scales, because a class token or
-    register can receive nearly all attention, and the other weights would then vanish in 8 bits.
+    register can receive nearly all attention, and the other weights would then vanish in 8 bits. If tokens attend only
+    to their window, a third array between the two contains the tokens that each token attends to: int32 [t, m].
     """
-    heads, t, *_ = captured.model.config.attention_shapes[layer]
-    prefix = captured.layout.num_prefix_tokens
-    data = bytearray(heads * t * (8 + t))
+    heads, t, m, *_ = captured.model.config.attention_shapes[layer]
+    prefix, places = captured.layout.num_prefix_tokens, captured.layers[layer].keys
+    between = b"" if places is None else places.cpu().numpy().astype("<i4").tobytes()
+    data = bytearray(8 * heads * t) + between + bytearray(heads * t * m)
     scales = np.frombuffer(data, "<f4", heads * t * 2).reshape(heads, t, 2)
-    fractions = np.frombuffer(data, np.uint8, offset=8 * heads * t).reshape(heads, t, t)
+    fractions = np.frombuffer(data, np.uint8, offset=8 * heads * t + len(between)).reshape(heads, t, m)
     for rows, weights in captured.chunks(layer):
-        for scale, keys in enumerate((slice(0, prefix), slice(prefix, t))):
+        for scale, keys in enumerate((slice(0, prefix), slice(prefix, m))):
             block = weights[0, :, :, keys].float()
             if not block.shape[-1]:
                 continue

@@ -40,11 +40,12 @@ def many(kind: Any) -> Any:
 Error = shape("Error", error=shape("Reason", code=str, message=str))
 State = shape("State", status=str)
 Tokens = shape("Tokens", prefix=list[str], patches=int, total=int)
+AttentionShape = shape("AttentionShape", heads=int, grid=list[int], keys=int, scale=list[int])
 Described = shape(
     "Described", "ignore", id=str, name=str, task=str, classifies=bool, architecture=str, parameters=int,
     image_size=list[int], patch_size=list[int] | None, grid=list[int] | None, width=int | None, depth=int | None,
-    heads=int | None, tokens=Tokens | None, position=str | None, classes=int, labels=list[str], origin=str | None,
-    version=str,
+    heads=int | None, layers=many(AttentionShape) | None, tokens=Tokens | None, position=str | None,
+    position_grid=list[int] | None, classes=int, labels=list[str], origin=str | None, version=str,
 )  # fmt: skip
 Models = shape("Models", "ignore", model=str, models=many(Described))
 Class = shape("Class", label=str, index=int, probability=float)

@@ -25,7 +25,8 @@ from vitreous.serving.settings import Settings
 
 ATTENTION = (
     "float32 [heads, t, 2]: the largest weight of each row for prefix tokens and for patches; "
-    "then uint8 [heads, t, t]: each weight divided by that largest weight, times 255"
+    "then, if tokens attend only to their window, int32 [t, m]: the m tokens of the window of each token; "
+    "then uint8 [heads, t, m]: each weight divided by that largest weight, times 255"
 )
 
 
@@ -187,7 +188,7 @@ def add_model_routes(api: APIRouter, service: InspectService) -> None:
     async def position(request: Request, model: Model = None) -> Response:
         """Return uint8 [n, n]. The similarity of two positions is value / 127.5 - 1. Biases are scaled to [-1, 1]."""
         inspected = service.model(model)
-        n = math.prod(inspected.backbone.config.map_grid)
+        n = math.prod(inspected.backbone.config.position_grid)
         check_size(n**2, "position similarity", n)
 
         def make() -> Payload:

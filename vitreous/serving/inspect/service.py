@@ -342,6 +342,8 @@ class InspectService:
             raise ApiError(422, "not_a_number", str(error)) from None
         except BadValue as error:
             raise ApiError(422, "bad_parameter", str(error)) from None
+        except UnsupportedModel as error:
+            raise ApiError(409, "unsupported_model", str(error)) from None
         except UnreadableImage as error:
             raise ApiError(422, "unreadable_image", str(error)) from None
         except (MemoryError, torch.OutOfMemoryError):

@@ -137,7 +137,7 @@ export class ModelPane {
   }
 
   get head() {
-    return view.head === "mean" || view.head >= this.model.heads ? "mean" : view.head;
+    return view.head === "mean" || view.head >= this.model.layers?.[this.layer]?.heads ? "mean" : view.head;
   }
 
   get map() {

@@ -24,9 +24,9 @@ export class Prefetch {
     this.requested = new Set(); // keys
     this.failures = new Map(); // messages by key
     this.temporary = new Set(); // keys of failures that may not happen again
-    const { heads, depth, tokens } = pane.model;
-    const count = pane.shown.grid[0] * pane.shown.grid[1] + tokens.prefix.length;
-    this.size = (heads ?? 0) * (depth ?? 0) * count * count * source.weightBytes;
+    const prefix = pane.model.tokens?.prefix.length ?? 0;
+    const weights = ({ heads, grid, keys }) => heads * (prefix + grid[0] * grid[1]) * keys;
+    this.size = (pane.model.layers ?? []).reduce((sum, layer) => sum + weights(layer), 0) * source.weightBytes;
     this.held = this.size > LIGHT;
   }
 

@@ -2,7 +2,7 @@
 // One image in one model on the server.
 
 import { getBytes, getJson, postJson, postImage } from "./http.js";
-import { AttentionBytes, cosineBytes } from "../results/token-matrices.js";
+import { AttentionBytes, cosineBytes, LayerGrid } from "../results/token-matrices.js";
 import { ImageSession, named } from "../results/image-session.js";
 
 export class ServerSession extends ImageSession {
@@ -27,13 +27,14 @@ export class ServerSession extends ImageSession {
   attention = (layer) =>
     this.#get(`attention/${layer}`, async (path) => {
       const { buffer, shape } = await getBytes(path, this.ending.signal);
-      return new AttentionBytes(buffer, [shape[0], shape[1]], this.prefix);
+      const [heads, tokens, keys] = shape;
+      return new AttentionBytes(buffer, [heads, tokens, keys], this.prefix, this.#grid(layer));
     });
 
   similarity = (layer) =>
     this.#get(`similarity/${layer}`, async (path) => {
       const { buffer } = await getBytes(path, this.ending.signal);
-      return cosineBytes(buffer, this.prefix);
+      return cosineBytes(buffer, this.prefix, this.#grid(layer));
     });
 
   mask = () => this.#get("mask", (path) => getBytes(path, this.ending.signal));
@@ -48,6 +49,10 @@ export class ServerSession extends ImageSession {
 
   masked = (patches, classes, signal) =>
     this.#again(() => postJson(this.#path("masked"), { patches, classes }, signal));
+
+  #grid(layer) {
+    return new LayerGrid(this.model.layers[layer], this.model.grid, this.prefix);
+  }
 
   #path(what) {
     const mark = what.includes("?") ? "&" : "?";

@@ -30,7 +30,9 @@ export class HeadMatrix {
     const rows = [el("div", { role: "row", class: "row heads" }, this.corner, this.top)];
     for (let layer = 0; layer < this.model.depth; layer++) {
       const cells = this.heads.map((head) =>
-        el("button", { type: "button", role: "gridcell", tabindex: -1, onclick: () => this.onChoose(layer, head) }),
+        this.#has(layer, head)
+          ? el("button", { type: "button", role: "gridcell", tabindex: -1, onclick: () => this.onChoose(layer, head) })
+          : el("span", { role: "gridcell" }),
       );
       this.cells.push(cells);
       rows.push(el("div", { role: "row", class: "row" }, el("span", { role: "rowheader" }, String(layer + 1)), cells));
@@ -40,12 +42,18 @@ export class HeadMatrix {
     this.root.append(this.canvas, this.grid);
   }
 
+  /** Layers of a Swin Transformer have different numbers of heads. */
+  #has(layer, head) {
+    return head === "mean" || head < this.model.layers[layer].heads;
+  }
+
   translate() {
     this.grid.setAttribute("aria-label", t("matrix-label"));
     this.top[0].textContent = t("mean");
     this.corner.replaceChildren(el("span", { class: "hidden" }, t("layer")));
     this.cells.forEach((row, layer) =>
       row.forEach((cell, column) => {
+        if (!this.#has(layer, this.heads[column])) return;
         const head = column ? t("head-n", { head: column }) : t("mean-of-heads");
         cell.setAttribute("aria-label", t("layer-head", { layer: layer + 1, head }));
         cell.title = t("layer-head", { layer: layer + 1, head });
@@ -59,7 +67,8 @@ export class HeadMatrix {
     const [down, across] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[key] ?? [];
     if (down === undefined) return null;
     const cell = this.cells[layer + down]?.[column + across];
-    cell?.click();
+    if (!cell || !this.#has(layer + down, this.heads[column + across])) return null;
+    cell.click();
     return cell;
   }
 
@@ -102,6 +111,7 @@ export class HeadMatrix {
       if (!attention) continue;
       const pixels = new ImageData(gw * columns, gh);
       this.heads.forEach((each, column) => {
+        if (!this.#has(row, each)) return;
         const values = attention.row(each, query).subarray(prefix);
         paint(pixels.data, values, rangeOf(values, "heat"), {
           kind: "heat",
@@ -134,7 +144,8 @@ export class HeadMatrix {
   #select(layer, head, active, layers) {
     const chosen = this.cells[layer]?.[this.heads.indexOf(head)] ?? this.cells.at(-1)[0];
     this.cells.forEach((row, number) =>
-      row.forEach((cell) => {
+      row.forEach((cell, column) => {
+        if (!this.#has(number, this.heads[column])) return;
         const selected = cell === chosen;
         cell.classList.toggle("waiting", !layers[number]);
         if (cell.getAttribute("aria-selected") === String(selected) && this.wasActive === active) return;

@@ -7,6 +7,9 @@ import { setAndPush, view } from "../app/view-state.js";
 
 const times = ([height, width]) => `${width} × ${height}`;
 
+/** Number of heads, which differs between the stages of a Swin Transformer. */
+const headsOf = ({ layers, heads }) => (layers[0].heads === heads ? heads : `${layers[0].heads}–${heads}`);
+
 /** Heading of a pane, or a menu if there are several models. */
 export class ModelFacts {
   constructor(model, models, number) {
@@ -29,7 +32,7 @@ export class ModelFacts {
       model.architecture !== model.id && model.architecture,
       t("fact-size", { size: times(model.image_size) }),
       model.patch_size && t("fact-patch", { patch: times(model.patch_size) }),
-      model.heads ? t("fact-layers", { depth: model.depth, heads: model.heads, width: model.width }) : null,
+      model.heads ? t("fact-layers", { depth: model.depth, heads: headsOf(model), width: model.width }) : null,
       t("fact-parameters", { count: millions(model.parameters) }),
       model.classes
         ? t(model.task === "regress" ? "fact-numbers" : "fact-classes", { count: model.classes })

@@ -50,7 +50,7 @@ export class PositionSimilarity {
   }
 
   get #grid() {
-    return this.model.grid;
+    return this.model.position_grid;
   }
 
   #mosaic() {
