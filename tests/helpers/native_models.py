@@ -8,6 +8,7 @@ from torch import Tensor
 from vitreous.model import options
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.presets import PRESETS
+from vitreous.model.swin_config import SwinConfig
 from vitreous.weights.io.safetensors_file import read_tensors
 
 
@@ -16,8 +17,13 @@ def load_state(folder: Path) -> dict[str, Tensor]:
     return read_tensors(folder / "model.safetensors")
 
 
-def thin(config: ViTConfig | ResNetConfig) -> ViTConfig | ResNetConfig:
+def thin(config: ViTConfig | ResNetConfig | SwinConfig) -> ViTConfig | ResNetConfig | SwinConfig:
     """Shrink a config to a few patches, two narrow layers and three named classes."""
+    if isinstance(config, SwinConfig):
+        shape = {"width": 16, "depths": (1, 2), "stage_heads": (1, 2), "window": (4, 4), "patch_size": (4, 4)}
+        version = type(config.version)()
+        names = {"num_classes": 3, "labels": ("a", "b", "c")}
+        return dataclasses.replace(config, image_size=(32, 48), version=version, **shape, **names)
     if isinstance(config, ResNetConfig):
         return dataclasses.replace(
             config, image_size=(32, 48), width=32, stages=(1, 1), num_classes=3, labels=("a", "b", "c")

@@ -8,6 +8,7 @@ from vitreous.model.options import Conditional, RelativeBias, Rotary2d
 from vitreous.model.presets import PRESETS, configure
 
 THIN = {"width": 48, "depth": 2, "num_heads": 4, "mlp_width": 64}
+WINDOWS = {"width": 16, "depths": (1, 2), "stage_heads": (1, 2), "window": (4, 4)}
 FAMILIES = {
     "ViT-B/16": THIN,
     "ViT-Lite-7/4": THIN,
@@ -22,9 +23,18 @@ FAMILIES = {
     "RoPE-ViT-S/16-mixed": THIN,
     "CLIP-B/32": THIN,
     "SigLIP-B/16": THIN,
+    "Swin-Ti/4": WINDOWS,
+    "SwinV2-Ti/4-w8": WINDOWS,
     "BiT-R50x1": {"stages": (1, 1), "width": 32},
 }
-SIZES = {"ViT-Lite-7/4": (32, 32), "DINOv2-S/14": (56, 56), "DINOv2-g/14-reg": (56, 56), "EVA02-B/14": (56, 56)}
+SIZES = {
+    "Swin-Ti/4": (40, 56),
+    "ViT-Lite-7/4": (32, 32),
+    "DINOv2-S/14": (56, 56),
+    "DINOv2-g/14-reg": (56, 56),
+    "EVA02-B/14": (56, 56),
+}
+SIZES["Swin-Ti/4"] = (40, 56)  # the windows do not fill the grid
 
 
 # jaxtyping's checks, which run only under pytest, cannot be traced.

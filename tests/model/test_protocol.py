@@ -19,7 +19,7 @@ SEGMENTER = SegmenterConfig(BARE, num_classes=3)
 
 @pytest.mark.parametrize("config", [*PRESETS.values(), *CONFIGS.values()], ids=[*PRESETS, *CONFIGS])
 def test_every_config_implements_the_protocol(config: ModelConfig) -> None:
-    assert config.family in ("vision-transformer", "resnet")
+    assert config.family in ("vision-transformer", "swin", "resnet")
     assert config.task == (
         "segment" if isinstance(config, SegmenterConfig) else "classify" if config.num_classes else "embed"
     )
@@ -27,7 +27,8 @@ def test_every_config_implements_the_protocol(config: ModelConfig) -> None:
     assert config.summary.startswith(config.backbone.summary)
     assert config.backbone.backbone is config.backbone
     assert all(label and text for label, text in config.details())
-    assert config.has_attention == config.backbone.has_attention == (config.family == "vision-transformer")
+    assert config.has_attention == config.backbone.has_attention
+    assert config.has_attention or config.family != "vision-transformer"
     stride = config.patch_stride
     assert config.resized((2 * stride[0], 3 * stride[1])).grid == (2, 3)
     assert config.channels == len(config.preprocessing.mean) or len(config.preprocessing.mean) == 1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.build import build
-from vitreous.model.swin import Swin, SwinBlock, Windows, pair_offsets
+from vitreous.model.swin import Swin, SwinBlock, Windows, join, pair_offsets, split
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, WindowRule, fit_windows
 
 TINY = SwinConfig(
@@ -38,7 +38,7 @@ def perturbed(config: SwinConfig) -> Swin:
 def test_windows_contain_every_token_once(grid: tuple[int, int], rule: WindowRule) -> None:
     windows = Windows(grid, *fit_windows(grid, (4, 4), rule), shift_first=rule == "timm")
     tokens = torch.randn(3, math.prod(grid), 2)
-    assert torch.equal(windows.join(windows.split(tokens)), tokens)
+    assert torch.equal(join(split(tokens, windows), windows), tokens)
     indices = windows.token_indices()
     assert indices.shape == (math.prod(windows.counts), math.prod(windows.size))
     assert sorted(indices[indices >= 0].tolist()) == list(range(math.prod(grid)))

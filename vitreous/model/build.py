@@ -133,7 +133,7 @@ def build_swin_block(config: SwinConfig, stage: int, layer: int) -> SwinBlock:
             attention = CosineSelfAttention(width, heads, mlp, bias, dropout.attention, dropout.hidden)
     return SwinBlock(
         attention,
-        GeluMlp(width, int(config.mlp_ratio * width), "erf", dropout.hidden),
+        GeluMlp(width, config.stage_mlp_widths[stage], "erf", dropout.hidden),
         width=width,
         norm_eps=config.norm_eps,
         post_norm=isinstance(config.version, SwinV2),

@@ -21,6 +21,7 @@ from vitreous.model.options import (
     Rotary2d,
     SwiGlu,
 )
+from vitreous.model.swin_config import SwinConfig, SwinV2
 
 
 class Shape(NamedTuple):
@@ -102,6 +103,14 @@ SIGLIPS: dict[str, dict[str, dict[int, tuple[int, ...]]]] = {
     },
 }
 
+# Swin V1 and V2: width, depths and heads of the stages (arXiv 2103.14030, section 3.3).
+SWINS = {
+    "Ti": (96, (2, 2, 6, 2), (3, 6, 12, 24)),
+    "S": (96, (2, 2, 18, 2), (3, 6, 12, 24)),
+    "B": (128, (2, 2, 18, 2), (4, 8, 16, 32)),
+    "L": (192, (2, 2, 18, 2), (6, 12, 24, 48)),
+}
+
 
 # EVA-02's rows and columns are scaled to those of its pre-training, 16 x 16 patches.
 EVA_ROTARY = Rotary2d(10_000.0, "index", (16, 16), learned=Learned1d(interpolation="timm"))
@@ -145,6 +154,7 @@ def _presets() -> dict[str, AnyConfig]:
         presets[f"DINOv2-g/14{name}"] = _sized("g2", 14, dataclasses.replace(base, mlp=SwiGlu()))
     presets |= _rotary(deit)
     presets |= _towers(paper)
+    presets |= _swins()
     presets["BiT-R50x1"] = ResNetConfig()  # the paper's "ResNet (BiT)" baseline, section 4.1
     return presets
 
@@ -231,6 +241,35 @@ def _towers(paper: ViTConfig) -> dict[str, AnyConfig]:
     return presets
 
 
+def _swins() -> dict[str, AnyConfig]:
+    """Return the published Swin Transformers, and a small one for 32-pixel images."""
+
+    def sized(size: str, window: int, pixels: int, pretrained: int | None = None) -> SwinConfig:
+        width, depths, heads = SWINS[size]
+        swin = SwinConfig((pixels, pixels), width=width, depths=depths, stage_heads=heads, window=(window, window))
+        if pretrained is None:
+            return swin
+        return dataclasses.replace(swin, version=SwinV2((pretrained,) * 3 + (pretrained // 2,) if pretrained else ()))
+
+    presets: dict[str, AnyConfig] = {f"Swin-{size}/4": sized(size, 7, 224) for size in SWINS}
+    presets |= {f"Swin-{size}/4-384": sized(size, 12, 384) for size in ("B", "L")}
+    for size in ("Ti", "S", "B"):
+        presets |= {f"SwinV2-{size}/4-w{window}": sized(size, window, 256, 0) for window in (8, 16)}
+    for size in ("B", "L"):  # pre-trained at 192 pixels, then fine-tuned with larger windows
+        presets[f"SwinV2-{size}/4-w12"] = sized(size, 12, 192, 0)
+        presets |= {f"SwinV2-{size}/4-w12to{side}": sized(size, side, 16 * side, 12) for side in (16, 24)}
+    presets["Swin-Ti/2"] = SwinConfig(
+        (32, 32),
+        patch_size=(2, 2),
+        depths=(2, 6, 2),
+        stage_heads=(3, 6, 12),
+        window=(4, 4),
+        num_classes=10,
+        preprocessing=ViTConfig().preprocessing,
+    )
+    return presets
+
+
 PRESETS = _presets()
 
 
@@ -276,10 +315,16 @@ def _preset_name(name: str) -> str:
     ('CLIP-L/14-336', 'SigLIP2-B/16-512')
     >>> _preset_name("facebook/dinov3-vits16plus-pretrain-lvd1689m"), _preset_name("vit_small_patch16_rope_mixed_224")
     ('DINOv3-S+/16', 'RoPE-ViT-S/16-mixed')
+    >>> _preset_name("swin_base_patch4_window12_384"), _preset_name("microsoft/swinv2-tiny-patch4-window8-256")
+    ('Swin-B/4-384', 'SwinV2-Ti/4-w8')
     """
     if rotary := _rotary_name(name.lower()):
         return rotary
     name, sizes = name.lower(), "|".join(LETTERS)
+    if swin := re.search(rf"swin(v2)?[-_]({sizes})[-_](?:patch4[-_])?window(\d+(?:to\d+)?)[-_](\d+)", name):
+        second, size, window, side = swin.groups()
+        suffix = f"-w{window}" if second else f"-{side}" if side != "224" else ""
+        return f"Swin{(second or '').upper()}-{LETTERS[size]}/4{suffix}"
     named = re.search(rf"(vit|deit3?|siglip2?)[-_]({sizes})[-_](distilled[-_])?patch(\d+)(?:.*[-_](\d{{3}})\b)?", name)
     if named is None:
         return ""

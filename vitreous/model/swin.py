@@ -64,60 +64,65 @@ class Windows(NamedTuple):
         """Rows and columns of windows."""
         return (-(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1]))
 
-    def split(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "bw t d"]:
-        """Cut the tokens into windows, one image after the other."""
-        x = tokens.reshape(tokens.shape[0], *self.grid, tokens.shape[2])
-        x = self._pad(self._shift(x)) if self.shift_first else self._shift(self._pad(x))
-        return self._cut(x)
-
-    def join(self, windows: Float[Tensor, "bw t d"]) -> Float[Tensor, "b n d"]:
-        """Assemble the tokens from windows: the inverse of `split`."""
-        (rows, columns), (gh, gw) = self.counts, self.grid
-        x = windows.reshape(-1, rows, columns, *self.size, windows.shape[-1])
-        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        x = self._shift(x[:, :gh, :gw], back=True) if self.shift_first else self._shift(x, back=True)[:, :gh, :gw]
-        return x.flatten(1, 2)
-
-    def separated(self, device: torch.device) -> Bool[Tensor, "windows t t"] | None:
-        """Return which pairs of tokens must not attend to each other: those that only the cyclic shift made neighbours.
-
-        Return None if the windows are not shifted.
-        """
-        if self.shift == (0, 0):
-            return None
-        rows, columns = (self._regions(axis, device) for axis in (0, 1))
-        regions = self._cut((3 * rows[:, None] + columns)[None, ..., None])[..., 0]
-        return regions[:, :, None] != regions[:, None, :]
-
     def token_indices(self) -> Int[Tensor, "windows t"]:
         """Return the index on the grid of each token of each window, or -1 for padding."""
         numbers = torch.arange(1, 1 + math.prod(self.grid))[None, :, None]
-        return self.split(numbers.double())[..., 0].long() - 1
+        return split(numbers.double(), self)[..., 0].long() - 1
 
     def neighbours(self) -> Int[Tensor, "n t"]:
         """Return, for each token of the grid, the `token_indices` of its window."""
         indices = self.token_indices()
-        return self.join(indices[:, None].expand(-1, indices.shape[1], -1).double())[0].long()
+        return join(indices[:, None].expand(-1, indices.shape[1], -1).double(), self)[0].long()
 
-    def _regions(self, axis: int, device: torch.device) -> Int[Tensor, " side"]:
-        """Number the parts of a side that the cyclic shift has made neighbours, as in the original code."""
-        side = self.counts[axis] * self.size[axis]
-        place = torch.arange(side, device=device)
-        return (place >= side - self.size[axis]).long() + (place >= side - self.shift[axis])
 
-    def _pad(self, x: Tensor) -> Tensor:
-        bottom, right = self.padding
-        return F.pad(x, (0, 0, 0, right, 0, bottom)) if bottom or right else x
+# Functions, not methods of `Windows`: torch.compile cannot trace typechecked methods of objects made in the graph.
 
-    def _shift(self, x: Tensor, back: bool = False) -> Tensor:
-        if self.shift == (0, 0):
-            return x
-        return x.roll(self.shift if back else (-self.shift[0], -self.shift[1]), dims=(1, 2))
 
-    def _cut(self, x: Tensor) -> Tensor:
-        (rows, columns), (wh, ww) = self.counts, self.size
-        x = x.reshape(x.shape[0], rows, wh, columns, ww, x.shape[-1]).transpose(2, 3)
-        return x.reshape(-1, wh * ww, x.shape[-1])
+def split(tokens: Float[Tensor, "b n d"], windows: Windows) -> Float[Tensor, "bw t d"]:
+    """Cut the tokens into windows, one image after the other."""
+    x = tokens.reshape(tokens.shape[0], *windows.grid, tokens.shape[2])
+    shift = (-windows.shift[0], -windows.shift[1])
+    x = _pad(_roll(x, shift), windows.padding) if windows.shift_first else _roll(_pad(x, windows.padding), shift)
+    return _cut(x, windows.size)
+
+
+def join(x: Float[Tensor, "bw t d"], windows: Windows) -> Float[Tensor, "b n d"]:
+    """Assemble the tokens from windows: the inverse of `split`."""
+    (rows, columns), (gh, gw) = windows.counts, windows.grid
+    x = x.reshape(-1, rows, columns, *windows.size, x.shape[-1])
+    x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    x = _roll(x[:, :gh, :gw], windows.shift) if windows.shift_first else _roll(x, windows.shift)[:, :gh, :gw]
+    return x.flatten(1, 2)
+
+
+def separated_pairs(windows: Windows, device: torch.device) -> Bool[Tensor, "windows t t"] | None:
+    """Return which pairs of tokens must not attend to each other: those that only the cyclic shift made neighbours.
+
+    Return None if the windows are not shifted.
+    """
+    if windows.shift == (0, 0):
+        return None
+    regions = []
+    for count, window, shift in zip(windows.counts, windows.size, windows.shift, strict=True):
+        place, side = torch.arange(count * window, device=device), count * window
+        regions.append((place >= side - window).long() + (place >= side - shift))
+    rows, columns = regions
+    region = _cut((3 * rows[:, None] + columns)[None, ..., None], windows.size)[..., 0]
+    return region[:, :, None] != region[:, None, :]
+
+
+def _roll(x: Tensor, shift: Size) -> Tensor:
+    return x if shift == (0, 0) else x.roll(shift, dims=(1, 2))
+
+
+def _pad(x: Tensor, padding: Size) -> Tensor:
+    return x if padding == (0, 0) else F.pad(x, (0, 0, 0, padding[1], 0, padding[0]))
+
+
+def _cut(x: Tensor, size: Size) -> Tensor:
+    """Cut a grid [b, h, w, d] into windows, which fill it."""
+    (b, height, width, d), (wh, ww) = x.shape, size
+    return x.reshape(b, height // wh, wh, width // ww, ww, d).transpose(2, 3).reshape(-1, wh * ww, d)
 
 
 class WindowAttention(NamedTuple):
@@ -132,7 +137,7 @@ class WindowTerms(NamedTuple):
 
     windows: Windows
     offsets: Int[Tensor, "t t"]  # index of each pair of tokens in the table of relative positions
-    separated: Tensor | None  # [windows, t, t]: see `Windows.separated`
+    separated: Tensor | None  # [windows, t, t]: see `separated_pairs`
 
 
 def pair_offsets(size: Size, device: torch.device) -> Int[Tensor, "t t"]:
@@ -174,17 +179,21 @@ class BiasMlp(nn.Module):
 
     def forward(self, window: Size) -> Float[Tensor, "offsets heads"]:
         weight = self.up.weight
-        sides = [self._coordinates(side, weight.device) for side in window]
-        offsets = torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1).flatten(0, 1)
+        offsets = log_offsets(window, self.pretrained_window, weight.device).flatten(0, 1)
         return 16 * self.down(self.up(offsets.to(weight.dtype)).relu()).sigmoid()
 
     def resize(self, window: Size) -> None:
         """Nothing is stored for a window size."""
 
-    def _coordinates(self, side: int, device: torch.device) -> Float[Tensor, " offsets"]:
+
+def log_offsets(window: Size, pretrained_window: int, device: torch.device) -> Float[Tensor, "dy dx 2"]:
+    """Return the log-spaced offsets (dy, dx) in a window. `pretrained_window` is the side of their unit, or 0."""
+    sides = []
+    for side in window:
         offsets = torch.arange(1 - side, side, device=device, dtype=torch.float32)
-        offsets = 8 * offsets / max((self.pretrained_window or side) - 1, 1)
-        return offsets.sign() * (offsets.abs() + 1).log2() / 3
+        offsets = 8 * offsets / max((pretrained_window or side) - 1, 1)
+        sides.append(offsets.sign() * (offsets.abs() + 1).log2() / 3)
+    return torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1)
 
 
 class WindowPosition(PositionEmbedding):
@@ -278,14 +287,14 @@ class SwinBlock(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "b n d"], terms: WindowTerms) -> Float[Tensor, "b n d"]:
         inputs, bias = self._windows(tokens, terms)
-        return self._add(tokens, terms.windows.join(self.attention(inputs, bias)))
+        return self._add(tokens, join(self.attention(inputs, bias), terms.windows))
 
     def with_weights(
         self, tokens: Float[Tensor, "b n d"], weights: Float[Tensor, "b windows heads t t"], terms: WindowTerms
     ) -> Float[Tensor, "b n d"]:
         """Compute the output of `forward` from given attention weights."""
         inputs, bias = self._windows(tokens, terms)
-        return self._add(tokens, terms.windows.join(self.attention.gather(inputs, weights.flatten(0, 1), bias)))
+        return self._add(tokens, join(self.attention.gather(inputs, weights.flatten(0, 1), bias), terms.windows))
 
     def attention_weights(
         self, tokens: Float[Tensor, "b n d"], terms: WindowTerms
@@ -296,7 +305,7 @@ class SwinBlock(nn.Module):
 
     def _windows(self, tokens: Tensor, terms: WindowTerms) -> tuple[Tensor, AttentionTerms]:
         inputs = tokens if self.post_norm else self.attention_norm(tokens)
-        return terms.windows.split(inputs), self.attention.terms(terms, tokens.shape[0])
+        return split(inputs, terms.windows), self.attention.terms(terms, tokens.shape[0])
 
     def _add(self, tokens: Tensor, attended: Tensor) -> Tensor:
         """Add the output of the attention and the MLP to the tokens."""
@@ -357,7 +366,7 @@ class Stage(nn.Module):
         size, shift = fit_windows(grid, self.window, self.rule)
         offsets, shifted = pair_offsets(size, device), Windows(grid, size, shift, shift_first=self.rule == "timm")
         plain = shifted._replace(shift=(0, 0))
-        return WindowTerms(plain, offsets, None), WindowTerms(shifted, offsets, shifted.separated(device))
+        return WindowTerms(plain, offsets, None), WindowTerms(shifted, offsets, separated_pairs(shifted, device))
 
     def step(self, number: int, tokens: Float[Tensor, "b n d"], terms: Sequence[WindowTerms]) -> Float[Tensor, "b n d"]:
         block = self.blocks[number]
@@ -391,7 +400,7 @@ class SwinLayer(AttentionLayer):
 
     def rows(self, weights: Float[Tensor, "b windows heads t t"]) -> Float[Tensor, "b heads n t"]:
         b, _, heads, t, _ = weights.shape
-        joined = self.terms.windows.join(weights.transpose(2, 3).flatten(3).flatten(0, 1))
+        joined = join(weights.transpose(2, 3).flatten(3).flatten(0, 1), self.terms.windows)
         return joined.reshape(b, -1, heads, t).transpose(1, 2).masked_fill(self.padding, 0)
 
 

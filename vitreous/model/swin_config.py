@@ -129,6 +129,10 @@ class SwinConfig(ModelConfig):
         return tuple(self.width << stage for stage in range(len(self.depths)))
 
     @property
+    def stage_mlp_widths(self) -> tuple[int, ...]:
+        return tuple(int(round(self.mlp_ratio * width, 3)) for width in self.stage_widths)  # 3.999... is 4
+
+    @property
     def patch_stride(self) -> Size:
         """Image pixels per patch of the last stage."""
         scale = 1 << len(self.depths) - 1
