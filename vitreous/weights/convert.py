@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitreous.model.config import ViTConfig
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.model.vit import ViT
 from vitreous.weights.formats.base import AssumptionWarning
 from vitreous.weights.formats.detect_format import canonical_name, format_for
 from vitreous.weights.io.containers import SUFFIXES
@@ -50,7 +48,6 @@ def convert(
     image_size: ImageSize | None = None,
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
-    part: str | None = None,
     lossy: bool = False,
     check: bool = False,
 ) -> Conversion:
@@ -58,34 +55,35 @@ def convert(
 
     target: A folder, or a file whose suffix selects the file type: .safetensors, .pth, .npz, .pdparams.
     to: The format to write, e.g. "vitreous", "timm", "huggingface", "google".
-    format, image_size, num_classes, overrides, part: Options for reading the source, as in `vitreous.load`.
+    format, image_size, num_classes, overrides: Options for reading the source, as in `vitreous.load`.
     lossy: Write the model even if the other library computes different outputs with the same weights.
     check: Also run the other library on the written checkpoint, if it is installed, and compare its outputs.
     """
     target = Path(target)
     if target.exists() and os.path.exists(source) and target.samefile(source):
         raise ValueError(f"{target} is both the source and the target; choose another target")
-    opened = open_checkpoint(source, format, part)
+    opened = open_checkpoint(source, format)
     model = opened.model(image_size, num_classes, overrides)
     save(model, target, to, lossy=lossy)
     provenance, losses, remarks = provenance_of(model), [], []
-    if canonical_name(to) != "vitreous" and isinstance(model.config, ViTConfig):
-        written_as = format_for(to, model.config)
-        losses = written_as.differences(model.config, folder=target.suffix not in SUFFIXES)
-        remarks = [] if target.suffix in SUFFIXES else written_as.minor_differences(model.config)
+    if canonical_name(to) != "vitreous":
+        written_as, folder = format_for(to, model.config), target.suffix not in SUFFIXES
+        losses = written_as.differences(model.config, folder=folder)
+        remarks = written_as.minor_differences(model.config) if folder else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AssumptionWarning)  # reported in `not_kept`
         written, not_kept = _read_back(target, to, model.config)
     images = random_images(model)
     differences = compare(model.float(), written.float(), images)
     read_as = "Vitreous" if isinstance(opened.checkpoint, NativeCheckpoint) else provenance["origin"]
-    peer = check_with_peer(model, canonical_name(to), target, images) if check and isinstance(model, ViT) else None
+    peer = check_with_peer(model, canonical_name(to), target, images) if check else None
     return Conversion(target, provenance, losses, remarks, not_kept, differences, read_as, peer)
 
 
 def _read_back(target: Path, to: str, config: ModelConfig) -> tuple[Model, list[str]]:
     """Load the written checkpoint. Return the model and the config fields that the checkpoint does not preserve."""
-    known = {"num_heads": config.num_heads, "image_size": config.image_size}
+    fields = [field.name for field in dataclasses.fields(config) if field.name not in NOT_COMPARED]
+    known: dict[str, Any] = {name: getattr(config, name) for name in ("num_heads", "image_size") if name in fields}
     try:
         model, not_kept = load(target, to), []
     except BadCheckpoint:
@@ -94,7 +92,6 @@ def _read_back(target: Path, to: str, config: ModelConfig) -> tuple[Model, list[
         if model is not None:
             not_kept = _changes({field: (value, getattr(model.config, field)) for field, value in known.items()})
         model = load(target, to, overrides=known)
-    fields = [field.name for field in dataclasses.fields(config) if field.name not in NOT_COMPARED]
     return model, not_kept + _changes({name: (getattr(config, name), getattr(model.config, name)) for name in fields})
 
 

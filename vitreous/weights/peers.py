@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from vitreous.common.text import single_spaced
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool, GlobalAverage, TanhHead
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
+from vitreous.model.swin_config import SwinConfig, SwinV2
+from vitreous.weights.formats.swin.timm import timm_swin_config
 from vitreous.weights.formats.timm.config import timm_config
 from vitreous.weights.load import find_tensors
 from vitreous.weights.parity import Difference, difference
@@ -31,14 +33,14 @@ class PeerCheck(NamedTuple):
 
 
 @torch.no_grad()
-def check_with_peer(model: ViT, format: str, path: Path, images: Float[Tensor, "b c h w"]) -> PeerCheck | None:
+def check_with_peer(model: Model, format: str, path: Path, images: Float[Tensor, "b c h w"]) -> PeerCheck | None:
     """Load a written checkpoint with the library of its format and compare the outputs.
 
     Return None if there is no Python package for the format.
     """
-    if format not in PEERS:
+    if (type(model.config), format) not in PEERS:
         return None
-    library, load = PEERS[format]
+    library, load = PEERS[type(model.config), format]
     try:
         theirs = load(path, model.config)(images)
     except ModuleNotFoundError as error:
@@ -109,14 +111,50 @@ def _vit_pytorch(path: Path, config: ViTConfig) -> Output:
     return _filled(model, path)
 
 
+def _timm_swin(path: Path, config: SwinConfig) -> Output:
+    import timm
+
+    if path.is_dir():
+        return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+    about = timm_swin_config(config)
+    return _filled(
+        timm.create_model(about["architecture"], num_classes=config.num_classes, **about["model_args"]), path
+    )
+
+
+def _transformers_swin(path: Path, config: SwinConfig) -> Output:
+    import transformers
+
+    kind: Any = transformers.AutoModelForImageClassification if config.num_classes else transformers.AutoModel
+    model = kind.from_pretrained(path, local_files_only=True).eval()
+    return lambda images: model(images).logits if config.num_classes else model(images).last_hidden_state
+
+
+def _torchvision_swin(path: Path, config: SwinConfig) -> Output:
+    from torchvision.models import swin_transformer as peer
+
+    second = isinstance(config.version, SwinV2)
+    model = peer.SwinTransformer(
+        patch_size=list(config.patch_size), embed_dim=config.width, depths=list(config.depths),
+        num_heads=list(config.stage_heads), window_size=list(config.window), mlp_ratio=config.mlp_ratio,
+        num_classes=config.num_classes, block=peer.SwinTransformerBlockV2 if second else peer.SwinTransformerBlock,
+        downsample_layer=peer.PatchMergingV2 if second else peer.PatchMerging,
+    )  # fmt: skip
+    return _filled(model, path)
+
+
 def _filled(model: nn.Module, path: Path) -> nn.Module:
     model.load_state_dict(find_tensors(path).tensors, strict=True)
     return model.eval()
 
 
-PEERS: dict[str, tuple[str, Callable[[Path, ViTConfig], Output]]] = {
-    "timm": ("timm", _timm),
-    "huggingface": ("transformers", _transformers),
-    "torchvision": ("torchvision", _torchvision),
-    "lucidrains": ("vit-pytorch", _vit_pytorch),
+# Library and loader by the class of the config and the name of the format.
+PEERS: dict[tuple[type, str], tuple[str, Callable[[Path, Any], Output]]] = {
+    (ViTConfig, "timm"): ("timm", _timm),
+    (ViTConfig, "huggingface"): ("transformers", _transformers),
+    (ViTConfig, "torchvision"): ("torchvision", _torchvision),
+    (ViTConfig, "lucidrains"): ("vit-pytorch", _vit_pytorch),
+    (SwinConfig, "timm"): ("timm", _timm_swin),
+    (SwinConfig, "huggingface"): ("transformers", _transformers_swin),
+    (SwinConfig, "torchvision"): ("torchvision", _torchvision_swin),
 }

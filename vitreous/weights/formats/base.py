@@ -19,6 +19,7 @@ from torch import Tensor
 from vitreous.common.checks import Size, as_size
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.options import GeluApproximation, Preprocessing
+from vitreous.model.swin_config import SwinConfig
 from vitreous.weights.formats.mapping import Row, renamed
 from vitreous.weights.formats.write_checks import RARE, missing_parts, numeric_differences
 from vitreous.weights.io.containers import write_file
@@ -26,10 +27,6 @@ from vitreous.weights.io.errors import BadCheckpoint
 
 # Number of heads, by model width, of published models whose heads are not 64 wide: SO400M, ViT-H, ViT-g, ViT-G.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
-
-
-class PartWarning(UserWarning):
-    """Warns that a checkpoint contains another model, which is not loaded."""
 
 
 class AssumptionWarning(UserWarning):
@@ -68,11 +65,12 @@ class Format(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]  # library name in model cards and messages
-    config_class: ClassVar[type[ViTConfig] | type[ResNetConfig]] = ViTConfig
+    config_class: ClassVar[type[ViTConfig] | type[SwinConfig] | type[ResNetConfig]] = ViTConfig
     signatures: ClassVar[Sequence[Sequence[str]]]  # a checkpoint matches if it has all tensors of any one signature
     roots: ClassVar[Sequence[str]] = ("",)  # possible prefixes of all tensor names
     renames: ClassVar[Sequence[tuple[str, str]]] = ()  # (pattern, replacement) for names of other versions
     ignored: ClassVar[Sequence[str]] = ()  # patterns of tensor names to ignore
+    distinctive: ClassVar[bool] = False  # True if no unsupported model has all tensors of a signature
     read_only: ClassVar[bool] = False
     suffixes: ClassVar[Sequence[str]] = ()  # accepted when writing; if empty, any file or a folder can be written
     file_name: ClassVar[str] = "model.safetensors"  # weight file in a folder
@@ -115,27 +113,27 @@ class Format(ABC):
 
     # ---- Writing ----
 
-    def unsupported(self, config: ViTConfig) -> list[str]:
+    def unsupported(self, config: Any) -> list[str]:
         """Return one line per unsupported part of the model."""
         rare = [part for part in RARE if part not in self.supports]
         return missing_parts(config, self.title, [*self.missing, *rare])
 
-    def differences(self, config: ViTConfig, folder: bool = False) -> list[str]:
+    def differences(self, config: Any, folder: bool = False) -> list[str]:
         """Return one line per computation that the library does differently with the same weights.
 
         folder: True if a config is written with the weights; otherwise the library uses its defaults.
         """
         return numeric_differences(config, self.title, self.norm_eps, self.gelu)
 
-    def minor_differences(self, config: ViTConfig) -> list[str]:
+    def minor_differences(self, config: Any) -> list[str]:
         """Return one line per difference that is too small to require `lossy` but is reported by `convert`."""
         return []
 
-    def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
+    def extra_tensors(self, config: Any) -> dict[str, Tensor]:
         """Return tensors that the library requires but Vitreous models do not have."""
         return {}
 
-    def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
+    def write(self, tensors: Mapping[str, Tensor], config: Any, path: Path) -> None:
         """Write tensors to `path` (a folder or a file) under the library's names."""
         write_file(tensors, path / self.file_name if path.is_dir() else path)
 

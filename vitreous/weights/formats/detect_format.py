@@ -27,26 +27,34 @@ from vitreous.weights.formats.huggingface.towers import HuggingFaceTower
 from vitreous.weights.formats.lucidrains import Lucidrains
 from vitreous.weights.formats.mae import Mae
 from vitreous.weights.formats.paddle import Paddle, PaddleViT
+from vitreous.weights.formats.swin.microsoft import Microsoft
+from vitreous.weights.formats.swin.timm import TimmSwin
+from vitreous.weights.formats.swin.torchvision import TorchvisionSwin
+from vitreous.weights.formats.swin.transformers import TransformersSwin
 from vitreous.weights.formats.timm.format import Timm
 from vitreous.weights.formats.torchvision import Torchvision
 from vitreous.weights.io.containers import AVERAGED_MODULES
 from vitreous.weights.io.errors import BadCheckpoint, shown
 
-# In detection order. Formats that share timm's names come before timm.
+# In detection order. Formats that share timm's or transformers' names come before timm and transformers.
 FORMATS: list[Format] = [
     Google(),
     BigVision(),
+    TransformersSwin(),
     HuggingFace(),
     HuggingFaceTower(),
     Clip(),
     ClipTrunk(),
     Torchvision(),
+    TorchvisionSwin(),
     Lucidrains(),
     PaddleViT(),
     DinoV2(),
     Mae(),
     Paddle(),
     Timm(),
+    Microsoft(),
+    TimmSwin(),
     Bit(),
 ]
 ALIASES = {"transformers": "huggingface", "hf": "huggingface", "vit-pytorch": "lucidrains", "vit_jax": "google"}
@@ -79,7 +87,7 @@ def format_for(name: str, config: ModelConfig) -> Format:
     ]
     if len(layouts) < 2:
         return (layouts or layouts_named(name))[0]
-    return min(layouts, key=lambda format: len(format.unsupported(config)))  # type: ignore[arg-type]
+    return min(layouts, key=lambda format: len(format.unsupported(config)))
 
 
 def identify(state: StateDict, name: str | None = None) -> tuple[Format, str]:
@@ -99,9 +107,9 @@ def under(state: StateDict, prefix: str) -> StateDict:
     if not prefix:
         return state
     tensors = {name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)}
-    ignored = summary([name for name in state.tensors if not name.startswith(prefix)], prefix)
+    ignored = _summary([name for name in state.tensors if not name.startswith(prefix)], prefix)
     inside = (*state.inside, prefix.rstrip(".")) if ignored else state.inside
-    return dataclasses.replace(state, tensors=tensors, inside=inside, ignored=(*state.ignored, *ignored))
+    return dataclasses.replace(state, tensors=tensors, inside=inside, ignored=ignored)
 
 
 def _recognise(state: StateDict) -> Format | None:
@@ -167,19 +175,17 @@ def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str
     for choice in (prefixes, averaged if all(each == shapes[0] for each in shapes) else []):
         if len(choice) == 1:
             return choice[0]
-    names = [shown(".".join((*state.inside, prefix.rstrip(".")))) for prefix in prefixes[:4]]
-    listed = ", ".join(names) + (", ..." if len(prefixes) > 4 else "")
-    command = f"vitreous convert SRC DST --to vitreous --part {names[0]}"
+    listed = ", ".join(shown(prefix.rstrip(".")) for prefix in prefixes[:4])
     raise BadCheckpoint(
-        f"{state.path} contains {len(prefixes)} models ({listed}). "
-        f"Choose one with part={names[0]!r}, or convert it once with `{command}`"
+        f"{state.path} contains {len(prefixes)} models ({listed}{', ...' if len(prefixes) > 4 else ''}). "
+        "Save the model that you need in a separate file"
     )
 
 
-def summary(names: list[str], prefix: str = "") -> tuple[str, ...]:
+def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
     """Summarise the tensor names outside `prefix`, grouped up to the first part that differs from `prefix`.
 
-    >>> summary(["model.head.weight", "model.head.bias", "loss.scale"], "model.backbone.")
+    >>> _summary(["model.head.weight", "model.head.bias", "loss.scale"], "model.backbone.")
     ('model.head.* (2 tensors)', 'loss.scale')
     """
     path = prefix.split(".")
@@ -208,7 +214,7 @@ UNSUPPORTED = {
     r"(^|\.)embeddings\.time_embeddings$|\.temporal_attention\.": "TimeSformer",
     r"(^|\.)embeddings\.text_embeddings\.": "ViLT",
     r"(^|\.)embeddings\.position_embeddings\.weight$": "EoMT, or another model with positions in an embedding layer",
-    r"(^|\.)layers\.0\.blocks\.0\.": "a Swin Transformer",
+    r"(^|\.)stages\.0\.blocks\.0\.attn\.meta_mlp\.": "timm's swinv2_cr, another implementation of Swin V2",
     r"(^|\.)layer\.\d+\.attention\.attention\.[qv]_bias$": "VideoMAE",
     r"(^|\.)layer\.\d+\.attention\.projection_layer\.": "InternVL's vision tower",
     r"(^|\.)layer\.\d+\.lambda_1$": "BEiT or Data2Vec",
@@ -229,6 +235,8 @@ def _unsupported_model(state: StateDict, detected: Format | None) -> str:
     `model_type` is only used for tensors with transformers' names, because wrappers (such as the one for timm) write
     their own `model_type` next to tensors with another library's names.
     """
+    if detected is not None and detected.distinctive:
+        return ""
     model_type, architecture = (state.config.get(key) for key in ("model_type", "architecture"))
     if isinstance(model_type, str) and (detected is None or detected.name == "huggingface"):
         known = model_type in TRANSFORMERS_FAMILIES or model_type in TOWER_TYPES

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from vitreous.common.checks import Size
 from vitreous.model import options
+from vitreous.model.base_config import ModelConfig
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.config import ViTConfig
 
@@ -23,9 +24,9 @@ KNOWN: dict[str, tuple[type, ...]] = {
 }
 
 
-def unknown_options(config: ViTConfig) -> list[str]:
+def unknown_options(config: ModelConfig) -> list[str]:
     """Return one line per option whose type is not in KNOWN."""
-    kinds = {field: type(getattr(config, field)) for field in KNOWN}
+    kinds = {field: type(getattr(config, field)) for field in KNOWN if hasattr(config, field)}
     new = {field: kind for field, kind in kinds.items() if kind not in KNOWN[field]}
     return [f"{kind.__name__} (as {field}) is not supported by any other library" for field, kind in new.items()]
 
@@ -104,7 +105,7 @@ def _by(size: Size) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def resize_differences(config: ViTConfig, theirs: options.Preprocessing, system: str) -> list[str]:
+def resize_differences(config: ModelConfig, theirs: options.Preprocessing, system: str) -> list[str]:
     """Return one line per difference in resizing between the config and `theirs`, the preprocessing of `system`."""
     ours, size, lines = config.preprocessing, config.image_size, []
     if ours.interpolation != theirs.interpolation:
@@ -117,7 +118,7 @@ def resize_differences(config: ViTConfig, theirs: options.Preprocessing, system:
     return lines
 
 
-def margin_differences(config: ViTConfig, theirs: options.Preprocessing, system: str) -> list[str]:
+def margin_differences(config: ModelConfig, theirs: options.Preprocessing, system: str) -> list[str]:
     """Return a line if the centre crop of `system` (preprocessing `theirs`) has a different offset for an image."""
     ours, size = config.preprocessing, config.image_size
     for image in _sample_sizes(size):
@@ -138,7 +139,7 @@ def _sample_sizes(size: Size) -> Iterator[Size]:
     yield 500, 375
 
 
-def range_differences(config: ViTConfig, system: str) -> list[str]:
+def range_differences(config: ModelConfig, system: str) -> list[str]:
     """Return a line if the config scales the values of 16-bit images, which no other library does."""
     if config.preprocessing.value_range is None:
         return []

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from vitreous.common.checks import Size
 from vitreous.common.untrusted_files import read_json_object
+from vitreous.model.base_config import ModelConfig
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import CLIP, IMAGENET, Geometry, Preprocessing
@@ -134,7 +135,7 @@ def _scaled(fields: JsonFields) -> tuple[tuple[float, ...], tuple[float, ...]]:
 # ---- Writing ---------------------------------------------------------------------------------------------------------
 
 
-def transformers_processor(config: ViTConfig) -> dict[str, Any]:
+def transformers_processor(config: ModelConfig) -> dict[str, Any]:
     """Return the preprocessor_config.json with which `AutoImageProcessor` applies the same preprocessing."""
     how, (height, width) = config.preprocessing, config.image_size
     kind = {"squash": "ViT", "squash-crop": "DeiT", "crop": "Bit", "pad": "Bit"}[how.fit]

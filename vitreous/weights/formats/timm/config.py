@@ -14,6 +14,7 @@ from typing import Any, Literal, cast, get_args
 
 from vitreous.common.checks import Size
 from vitreous.model import options
+from vitreous.model.base_config import ModelConfig
 from vitreous.model.centre_crop import scaled
 from vitreous.model.config import ViTConfig
 from vitreous.weights.formats.base import StateDict, how_to_set
@@ -284,20 +285,24 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
     if isinstance(config.mlp, options.Gelu) and config.mlp.approximation != "erf":
         args["act_layer"] = next(name for name, way in ACTIVATIONS.items() if way == config.mlp.approximation)
     architecture = "vit_giant_patch14_dinov2" if isinstance(config.mlp, options.SwiGlu) else "vit_base_patch16_224"
+    first_conv = "patch_embed.proj"
     if config.stem is not None:
         architecture = HYBRIDS[config.stem.stages]
+        first_conv = "patch_embed.backbone.stem.conv" if config.stem.stages else "patch_embed.backbone.conv"
     elif config.distillation_token:
         architecture = "deit_base_distilled_patch16_224"
     elif config.pre_norm:
         architecture = "vit_base_patch16_clip_224"
+    num_classes = config.num_classes or config.projection or 0
+    classifier: str | list[str] = ["head", "head_dist"] if config.distillation_token else "head"
     return {
         "architecture": architecture,
-        "num_classes": config.num_classes or config.projection or 0,
+        "num_classes": num_classes,
         "num_features": config.width,
         "global_pool": _pool_names(config)[0],
         **({"label_names": list(config.labels)} if config.labels else {}),
         "model_args": args,
-        "pretrained_cfg": _pretrained_cfg(config),
+        "pretrained_cfg": pretrained_cfg(config, num_classes, first_conv, classifier),
         # Only read by Vitreous: timm rounds differently, so crop_pct is chosen to give the same sizes.
         "crop_fraction": config.preprocessing.crop_fraction,
         "geometry": config.preprocessing.geometry,
@@ -316,7 +321,7 @@ def _timm_interpolation(size: Size, how: options.Preprocessing) -> options.Prepr
     return dataclasses.replace(how, interpolation="bilinear") if how.fit == "crop" and height != width else how
 
 
-def timm_preprocessing(config: ViTConfig) -> options.Preprocessing:
+def timm_preprocessing(config: ModelConfig) -> options.Preprocessing:
     """Return the preprocessing that timm applies with the `pretrained_cfg` written here."""
     size, how = config.image_size, config.preprocessing
     how = dataclasses.replace(how, crop_fraction=_crop_pct(size, how), geometry="timm")
@@ -333,12 +338,13 @@ def _crop_pct(size: Size, how: options.Preprocessing) -> float:
     return max(size) / (max(target) + 0.5)
 
 
-def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
-    how, channels, first_conv = config.preprocessing, config.channels, "patch_embed.proj"
-    if config.stem is not None:
-        first_conv = "patch_embed.backbone.stem.conv" if config.stem.stages else "patch_embed.backbone.conv"
+def pretrained_cfg(
+    config: ModelConfig, num_classes: int, first_conv: str, classifier: str | list[str]
+) -> dict[str, Any]:
+    """Return the preprocessing and other defaults of a model, with timm's names of its first and last layers."""
+    how, channels = config.preprocessing, config.channels
     return {
-        "num_classes": config.num_classes or config.projection or 0,
+        "num_classes": num_classes,
         "input_size": [channels, *config.image_size],
         "fixed_input_size": True,
         "interpolation": how.interpolation,
@@ -348,5 +354,5 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
         "std": list(how.std) * (channels if len(how.std) == 1 else 1),
         # If first_conv is set, timm assumes filters for three channels and converts them to the model's channels.
         **({"first_conv": first_conv} if channels == 3 else {}),
-        "classifier": ["head", "head_dist"] if config.distillation_token else "head",
+        "classifier": classifier,
     }
