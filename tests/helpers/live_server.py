@@ -92,7 +92,7 @@ def read_reply(connection: socket.socket) -> Reply:
     head, _, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    while len(body) < int(headers["content-length"]):
+    while len(body) < int(headers.get("content-length", 0)):
         body += connection.recv(65536)
     return Reply(int(first.split()[1]), headers, body)
 

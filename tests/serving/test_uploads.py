@@ -123,6 +123,8 @@ def test_the_number_of_form_parts_is_limited(others: int, allowed: bool) -> None
         ({"timeout": float("nan")}, "timeout is nan"),
         ({"max_body_mb": 0.0}, "max_body_mb is 0"),
         ({"api_key": ""}, "api_key is"),
+        ({"cors_origins": ("https://app.example/path",)}, "cors_origins is 'https://app.example/path'"),
+        ({"frame_origins": ("app.example; script-src *",)}, "frame_origins is"),
         ({"api_key": "two\nlines"}, "api_key is"),
     ],
 )

@@ -29,6 +29,8 @@ def serve(
     max_pixels: int = Settings.max_pixels,
     timeout: float = Settings.timeout,
     api_key: str | None = None,
+    cors_origins: Sequence[str] = (),
+    frame_origins: Sequence[str] = (),
     open: bool = False,
     engine: Literal["local", "ray"] = "local",
     min_replicas: int = 1,
@@ -55,6 +57,8 @@ def serve(
     max_pixels: maximum number of pixels per image, checked before decoding.
     timeout: time limit per request in seconds; explanations may take ten times as long.
     api_key: key that requests must send; None allows all requests.
+    cors_origins: websites whose scripts may use the API, such as https://app.example; "*" allows all.
+    frame_origins: websites that may show the page in a frame.
     open: open the page in a web browser.
     engine: "local" for one process, or "ray" for several replicas on a Ray cluster.
     min_replicas, max_replicas: limits for the number of replicas, which depends on the load; by default 1, and as many
@@ -64,7 +68,10 @@ def serve(
 
     Raise OSError if the port is in use, and ValueError if a checkpoint is invalid or too large for this machine.
     """
-    settings = Settings(host, port, max_batch, max_wait_ms, queue, max_body_mb, max_pixels, timeout, api_key)
+    settings = Settings(
+        host, port, max_batch, max_wait_ms, queue, max_body_mb, max_pixels, timeout, api_key,
+        tuple(cors_origins), tuple(frame_origins),
+    )  # fmt: skip
     try:
         from vitreous.serving.app import run_server
     except ModuleNotFoundError as error:

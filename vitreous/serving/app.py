@@ -28,7 +28,7 @@ from vitreous.common.threads import cores
 from vitreous.inference.engine import Precision
 from vitreous.page import STATIC
 from vitreous.serving import api, errors, inspect
-from vitreous.serving.api.schemas import SECURITY, State, error_responses, json_response
+from vitreous.serving.api.schemas import SECURITY, State, error_responses, json_response, named
 from vitreous.serving.batch_queue import BATCH_WORKERS, Scheduler
 from vitreous.serving.connection import Connection
 from vitreous.serving.errors import ApiError
@@ -95,7 +95,7 @@ def create_app(served: Sequence[ServedModel], settings: Settings, threads: int |
         title="Vitreous",
         description="A Vision Transformer you can see through: image predictions and explanations.",
         version=vitreous.__version__,
-        docs_url=None,  # Swagger UI would be loaded from another host
+        docs_url=None,  # Swagger UI would be loaded from another host; page/static/docs shows the schema
         redoc_url=None,
         redirect_slashes=False,  # a redirect would go to whatever host the request names
         lifespan=lifespan,
@@ -111,6 +111,10 @@ def create_app(served: Sequence[ServedModel], settings: Settings, threads: int |
     async def page() -> FileResponse:
         return FileResponse(STATIC / "index.html")
 
+    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
+    async def documentation() -> FileResponse:
+        return FileResponse(STATIC / "docs" / "index.html")
+
     app.mount("/page", StaticFiles(directory=STATIC), name="page")
     return app
 
@@ -118,19 +122,25 @@ def create_app(served: Sequence[ServedModel], settings: Settings, threads: int |
 def add_health(app: FastAPI, metrics: Metrics) -> None:
     """Add the health and metrics endpoints."""
 
-    @app.get("/healthz", responses=json_response(State, 500), tags=["server"])
+    @app.get("/healthz", **named("getHealth", "Liveness"), responses=json_response(State, 500), tags=["server"])
     async def healthz() -> JSONResponse:
         """Return ok while the server is running."""
         return JSONResponse({"status": "ok"})
 
-    @app.get("/readyz", responses=json_response(State, 500, 503), tags=["server"])
+    @app.get("/readyz", **named("getReadiness", "Readiness"), responses=json_response(State, 500, 503), tags=["server"])
     async def readyz() -> JSONResponse:
         """Return ok if the models are loaded and the server is not shutting down."""
         if not app.state.ready:
             raise ApiError(503, "not_ready", "the server is starting or shutting down")
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=error_responses(401, 403, 500), tags=["server"])
+    @app.get(
+        "/metrics",
+        **named("getMetrics", "Prometheus metrics"),
+        response_class=PlainTextResponse,
+        responses=error_responses(401, 403, 500),
+        tags=["server"],
+    )
     async def prometheus() -> PlainTextResponse:
         """Return metrics in the Prometheus text format."""
         return PlainTextResponse(prometheus_text(metrics), media_type="text/plain; version=0.0.4; charset=utf-8")

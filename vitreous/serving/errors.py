@@ -50,6 +50,7 @@ def install(app: FastAPI) -> None:
         return JSONResponse(error_body("client_disconnected", "the client disconnected"), CLIENT_DISCONNECTED)
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:  # raised again and logged
+        logger.error("request %s failed", request.scope.get("request_id"))
         return JSONResponse(error_body("internal", "internal server error; see the server log"), 500)
 
     app.add_exception_handler(HTTPException, _http)

@@ -6,9 +6,12 @@ pixels of an image are read from its header, without decoding the image.
 """
 
 import asyncio
+import base64
 import hmac
 import io
+import json
 import re
+import secrets
 import time
 from collections.abc import Sequence
 from typing import NamedTuple, cast, get_args
@@ -32,19 +35,25 @@ from vitreous.serving.settings import MAX_JSON_BYTES, Settings
 # ---- Middleware ------------------------------------------------------------------------------------------------------
 
 BATCHED = frozenset(f"/v1/{task}" for task in get_args(Task))  # these endpoints share one queue
-OPEN = frozenset(["/", "/healthz", "/readyz", "/openapi.json"])  # paths without an API key, like all files below /page/
+OPEN = frozenset(["/", "/docs", "/healthz", "/readyz", "/openapi.json"])  # without an API key, like files in /page/
 
 POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
+    "frame-ancestors "
 )
 HEADERS = [
-    (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 ]
+PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, POST"),
+    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-id, x-session-id"),
+    (b"access-control-max-age", b"600"),
+]
+EXPOSED = b"retry-after, server-timing, x-request-id, x-shape"
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # uri-host [":" port] of RFC 3986; the host may be empty.
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.IGNORECASE)
 
@@ -55,6 +64,8 @@ class Middleware:
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, scheduler: Scheduler):
         self.app, self.settings, self.metrics, self.scheduler = app, settings, metrics, scheduler
         self.max_body, self.max_bodies = settings.max_body, 8 * settings.max_body
+        framing = POLICY + (" ".join(settings.frame_origins) or "'none'")
+        self.headers = [(b"content-security-policy", framing.encode()), *HEADERS]
         self.body_bytes = 0  # total size of request bodies in memory
         self.open = 0  # requests in progress
         metrics.gauges["vitreous_open_requests"] = ("Requests in progress.", lambda: self.open)
@@ -66,14 +77,24 @@ class Middleware:
             return
         began, status = time.monotonic(), 0
         scope["deadline"] = began + self.settings.timeout
+        given = header(scope, b"x-request-id") or ""
+        scope["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        origin = header(scope, b"origin") if _has_allowed_origin(scope, self.settings) else None
         body = LimitedBody(self, scope, receive)
 
         async def respond(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
-                if scope["path"] == "/" or scope["path"].startswith("/page/"):
+                message["headers"] = [*message.get("headers", ()), *self.headers]
+                message["headers"].append((b"x-request-id", scope["request_id"].encode()))
+                message["headers"].append((b"server-timing", body.timing(began).encode()))
+                if self.settings.cors_origins:
+                    message["headers"].append((b"vary", b"origin"))
+                if origin is not None:
+                    message["headers"].append((b"access-control-allow-origin", origin.encode("latin-1")))
+                    message["headers"].append((b"access-control-expose-headers", EXPOSED))
+                if scope["path"] in ("/", "/docs") or scope["path"].startswith("/page/"):
                     message["headers"].append((b"cache-control", b"no-cache"))  # reload scripts after an upgrade
                 if status >= 400 and not body.may_be_skipped:
                     message["headers"].append((b"connection", b"close"))
@@ -82,7 +103,10 @@ class Middleware:
         self.open += 1
         try:
             error = self._header_error(scope, body)
-            if error is None:
+            if error is None and origin is not None and _is_preflight(scope):
+                await respond({"type": "http.response.start", "status": 204, "headers": PREFLIGHT})
+                await respond({"type": "http.response.body"})
+            elif error is None:
                 await self.app(scope, body.receive, respond)
             else:
                 await error_response(error)(scope, receive, respond)
@@ -100,8 +124,9 @@ class Middleware:
             return ApiError(400, "bad_host", "invalid Host header; send exactly one, as HOST or HOST:PORT")
         if _is_rebound(scope, self.settings):
             return ApiError(421, "wrong_host", "unexpected Host header; use localhost, 127.0.0.1 or [::1]")
-        if path not in OPEN and not path.startswith("/page/"):
-            if key is None and _is_cross_site(scope):
+        allowed = _has_allowed_origin(scope, self.settings)
+        if path not in OPEN and not path.startswith("/page/") and not (allowed and _is_preflight(scope)):
+            if key is None and _is_cross_site(scope) and not allowed:
                 message = "cross-site requests are not allowed; use this server's own page or an HTTP client"
                 return ApiError(403, "cross_site", message)
             if key is not None and not _has_key(scope, key):
@@ -120,6 +145,7 @@ class LimitedBody:
     def __init__(self, middleware: Middleware, scope: Scope, receive: Receive):
         self.middleware, self.scope, self._receive = middleware, scope, receive
         self.size, self.complete, self.late = 0, False, False
+        self.arrived: float | None = None  # time of the last byte
         self.limit = middleware.max_body
         if scope["path"].endswith("/masked"):  # a JSON body; all other bodies are images
             self.limit = min(self.limit, MAX_JSON_BYTES)
@@ -134,6 +160,11 @@ class LimitedBody:
         if self.declared is None:
             return header(self.scope, b"transfer-encoding") is None  # no body
         return self.declared <= self.limit and not self.late
+
+    def timing(self, began: float) -> str:
+        """Return the Server-Timing header: milliseconds to receive the request, and to compute the response."""
+        received, now = self.arrived or began, time.monotonic()
+        return f"upload;dur={(received - began) * 1e3:.1f}, compute;dur={(now - received) * 1e3:.1f}"
 
     def too_large(self) -> ApiError:
         return ApiError(413, "body_too_large", f"the request body is larger than {self.limit:,} bytes")
@@ -154,6 +185,7 @@ class LimitedBody:
         self.size += count
         self.middleware.body_bytes += count
         self.complete = not message.get("more_body", False)
+        self.arrived = time.monotonic()
         if self.size > self.limit:
             raise self.too_large()
         if self.middleware.body_bytes > self.middleware.max_bodies:
@@ -204,6 +236,17 @@ def _is_cross_site(scope: Scope) -> bool:
     return origin is not None and origin.lower().partition("://")[2] != (header(scope, b"host") or "").lower()
 
 
+def _has_allowed_origin(scope: Scope, settings: Settings) -> bool:
+    """Return True if a browser sent the request from a website of `cors_origins`."""
+    origin = header(scope, b"origin")
+    return origin is not None and ("*" in settings.cors_origins or origin.lower() in settings.cors_origins)
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Return True for the request by which a browser asks whether a website may send the actual request."""
+    return bool(scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method"))
+
+
 def _has_key(scope: Scope, key: str) -> bool:
     """Return True if the request has the API key. The keys are compared in constant time."""
     scheme, _, token = (header(scope, b"authorization") or "").partition(" ")
@@ -227,6 +270,7 @@ UNKNOWN_TYPES = ("image/*", "application/octet-stream", "", "application/x-www-f
 LARGE_PIXELS = 2**22  # decoding larger images takes a significant fraction of a second and over 100 MB
 JPEG_ADVANTAGE = 4  # factor on LARGE_PIXELS for JPEGs, which are decoded at a reduced size without copies
 MAX_PARTS = 32  # maximum number of form parts, because even a small part takes time to parse
+MAX_JSON_PARTS = 64  # brackets and commas of a JSON body, because parsed lists take far more memory than their text
 
 
 def find_model(served: Sequence[ServedModel], id: str | None) -> ServedModel:
@@ -259,11 +303,62 @@ class Upload(NamedTuple):
 
 
 async def read_image(request: Request, settings: Settings) -> Upload:
-    """Read the image from the body or from the multipart field `image`, without decoding it."""
+    """Read one image from the body, from the multipart field `image` or from JSON, without decoding it."""
+    upload = await read_images(request, settings)
+    if isinstance(upload, list):
+        raise ApiError(422, "bad_parameter", "images: this endpoint takes one image, as the field 'image'")
+    return upload
+
+
+async def read_images(request: Request, settings: Settings) -> Upload | list[Upload | ApiError]:
+    """Read one image, or the list `images` of a JSON body. An entry of a list that is not an image is an error."""
     body, content_type = await request.body(), request.headers.get("content-type", "")
     if len(body) <= SMALL:
+        return check_body(body, content_type, settings)
+    return await asyncio.to_thread(check_body, body, content_type, settings)
+
+
+def check_body(body: bytes, content_type: str, settings: Settings) -> Upload | list[Upload | ApiError]:
+    if content_type.partition(";")[0].strip().lower() != "application/json":
         return check_upload(body, content_type, settings)
-    return await asyncio.to_thread(check_upload, body, content_type, settings)
+    images = json_images(body, settings.max_batch)
+    if isinstance(images, str):
+        return check_upload(from_base64(images, "image"), "", settings)
+    uploads: list[Upload | ApiError] = []
+    for number, text in enumerate(images):
+        try:
+            uploads.append(check_upload(from_base64(text, f"images[{number}]"), "", settings))
+        except ApiError as error:
+            uploads.append(error)
+    return uploads
+
+
+def json_images(body: bytes, most: int) -> str | list[str]:
+    """Return the field `image` or the list `images` of a JSON body. At most `most` images are accepted."""
+    if sum(body.count(mark) for mark in (b"[", b"{", b",")) > MAX_JSON_PARTS + 2 * most:  # base64 has none of these
+        raise ApiError(422, "bad_parameter", "the body has too many parts; send {'image': base64} or {'images': [...]}")
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "bad_json", f"the body is not valid JSON: {error}") from None
+    match given:
+        case {"image": str(image)} if len(given) == 1:
+            return image
+        case {"images": [*images]} if len(given) == 1 and all(isinstance(image, str) for image in images):
+            if not 1 <= len(images) <= most:
+                raise ApiError(422, "bad_parameter", f"images: 1 to {most} images are accepted, got {len(images)}")
+            return images
+    message = "a JSON body must have exactly one field: 'image', a base64 string, or 'images', a list of them"
+    raise ApiError(422, "bad_parameter", message)
+
+
+def from_base64(text: str, name: str) -> bytes:
+    """Decode base64, with or without the prefix of a data URL."""
+    head, comma, rest = text.partition(",")
+    try:
+        return base64.b64decode(rest if comma and head.startswith("data:") else text, validate=True)
+    except ValueError:
+        raise ApiError(422, "bad_parameter", f"{name}: not valid base64") from None
 
 
 def check_upload(data: bytes, content_type: str, settings: Settings) -> Upload:
@@ -271,7 +366,7 @@ def check_upload(data: bytes, content_type: str, settings: Settings) -> Upload:
     if kind == "multipart/form-data":
         data = form_field(data, content_type, "image")
     elif kind not in (*TYPES, *UNKNOWN_TYPES):
-        message = f"unsupported content type {kind!r}; send {', '.join(TYPES)} or a form with the field 'image'"
+        message = f"unsupported content type {kind!r}; send {', '.join(TYPES)}, JSON or a form with the field 'image'"
         raise ApiError(415, "unsupported_type", message)
     pixels = check_image(data, settings)
     return Upload(data, pixels > LARGE_PIXELS * (JPEG_ADVANTAGE if format_of(data) == "JPEG" else 1))

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import io
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch
 from PIL import Image
 
 from images import encoded, smooth
-from live_server import Live, in_thread
+from live_server import Live, Reply, in_thread
 from vitreous.inference.predictor import MultiLabelPredictor, Predictor, RegressPredictor
 from vitreous.model.build import build, build_segmenter, build_vit
 from vitreous.model.calibration import FRACTIONS, Calibration
@@ -296,7 +297,13 @@ def test_health_and_model_description_endpoints(live: Live) -> None:
         assert "image/jpeg" in post["requestBody"]["content"]
         assert post["responses"]["200"]["content"]["application/json"]["example"]
         assert post["responses"]["429"]["content"]["application/json"]["example"]["error"]["code"] == "busy"
-    assert live.request("GET", "/docs").status == 404  # Swagger would be loaded from another server
+    page = live.request("GET", "/docs")
+    assert page.status == 200
+    assert b"://" not in page.body  # nothing is loaded from another server
+    for one in (one for all in schema["paths"].values() for one in all.values()):
+        assert re.fullmatch("[a-z]+[A-Za-z]*", one["operationId"])
+        assert one["summary"]
+        assert one["description"]
 
 
 def test_the_schema_lists_the_errors_that_can_occur(live: Live) -> None:
@@ -313,6 +320,65 @@ def test_the_schema_lists_the_errors_that_can_occur(live: Live) -> None:
     [model, *_] = live.request("GET", "/v1/model").json["models"]
     assert set(model) == set(described)
     assert all(set(kind) & {"type", "anyOf"} for kind in described.values())
+
+
+def test_json_bodies_with_one_or_several_images(live: Live) -> None:
+    """Several images get a list, in which a damaged image is an error and the others are not affected."""
+    plain = live.request("POST", "/v1/classify?top=2", sample_image()).json
+    text = base64.b64encode(sample_image()).decode()
+
+    def post(path: str, body: object) -> Reply:
+        return live.request("POST", path, json.dumps(body).encode(), "application/json")
+
+    for given in (text, f"data:image/png;base64,{text}"):
+        assert post("/v1/classify?top=2", {"image": given}).json == plain
+    found = post("/v1/classify?top=2", {"images": [text, "AAAA", "?", text]}).json
+    assert found["model"] == "five"
+    assert [set(one) for one in found["results"]] == [set(plain), {"error"}, {"error"}, set(plain)]
+    assert [one["error"]["code"] for one in found["results"][1:3]] == ["unsupported_type", "bad_parameter"]
+    for one in (found["results"][0], found["results"][3]):
+        assert [each["label"] for each in one["predictions"]] == [each["label"] for each in plain["predictions"]]
+    vectors = post("/v1/embed", {"images": [text]}).json["results"]
+    assert len(vectors) == 1
+    assert vectors[0]["width"] == CONFIG.width
+    assert post("/v1/explain?method=attention", {"image": text}).status == 200
+    bad: list[object] = [[], {}, {"image": 3}, {"images": []}, {"images": [text] * 5}, {"image": text, "top": 3}]
+    for body in bad:
+        assert post("/v1/classify", body).code == "bad_parameter"
+    assert post("/v1/explain", {"images": [text]}).code == "bad_parameter"
+    assert live.request("POST", "/v1/classify", b'{"image', "application/json").code == "bad_json"
+    assert live.request("POST", "/v1/classify", b"[[" * 500, "application/json").code == "bad_parameter"
+
+
+def test_requests_have_an_id_and_their_times(live: Live) -> None:
+    ours = live.request("POST", "/v1/classify", sample_image(), X_Request_Id="job-7.b").headers
+    assert ours["x-request-id"] == "job-7.b"
+    times = dict(re.findall(r"(\w+);dur=([\d.]+)", ours["server-timing"]))
+    assert set(times) == {"upload", "compute"}
+    assert float(times["compute"]) > 0
+    other, wrong = (live.request("GET", "/v1/models", **given).headers for given in ({}, {"X_Request_Id": "a b"}))
+    assert len({other["x-request-id"], wrong["x-request-id"], "a b"}) == 3
+
+
+def test_other_websites_can_be_allowed(served: list[ServedModel]) -> None:
+    """By default, scripts of other websites are rejected and no website may show the page in a frame."""
+    site, frame = "https://app.example", "https://blog.example"
+    with in_thread(served[:1], Settings(cors_origins=(site,), frame_origins=(frame,), api_key="sesame")) as live:
+        asked = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "x-api-key"}
+        preflight = live.request("OPTIONS", "/v1/classify", Origin=site, **asked)
+        assert preflight.status == 204
+        assert preflight.headers["access-control-allow-origin"] == site
+        assert "x-api-key" in preflight.headers["access-control-allow-headers"]
+        reply = live.request("POST", "/v1/classify", sample_image(), X_API_Key="sesame", Origin=site)
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, site)
+        refused = live.request("OPTIONS", "/v1/classify", Origin="https://evil.example", **asked)
+        assert refused.status == 401
+        assert "access-control-allow-origin" not in refused.headers
+        assert live.request("GET", "/").headers["content-security-policy"].endswith(f"frame-ancestors {frame}")
+    with in_thread(served[:1], Settings(cors_origins=("*",))) as live:
+        foreign = {"Origin": "https://any.example", "Sec_Fetch_Site": "cross-site"}
+        assert live.request("POST", "/v1/classify", sample_image(), **foreign).status == 200
+        assert live.request("GET", "/").headers["content-security-policy"].endswith("frame-ancestors 'none'")
 
 
 def test_an_unknown_parameter_gets_a_suggestion(live: Live) -> None:

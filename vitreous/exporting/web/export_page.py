@@ -139,7 +139,7 @@ def _supported(model: Model) -> ViT:
 
 def _copy_page(folder: Path) -> None:
     """Copy the static files. The switch selects the model in the browser, and a policy forbids other hosts."""
-    shutil.copytree(STATIC, folder / "page", ignore=shutil.ignore_patterns("index.html", "server", "examples"))
+    shutil.copytree(STATIC, folder / "page", ignore=shutil.ignore_patterns("index.html", "server", "examples", "docs"))
     (folder / "page" / "source.js").write_text('export * from "./browser/source.js";\n', encoding="utf-8")
     html = (STATIC / "index.html").read_text(encoding="utf-8")
     charset = '<meta charset="utf-8">'

@@ -1,5 +1,6 @@
 """API endpoints: predictions, features and explanations of an image, and descriptions of the served models."""
 
+import asyncio
 import base64
 import io
 import time
@@ -32,13 +33,22 @@ from vitreous.inference.predictor import (
 )
 from vitreous.model.base_config import Task
 from vitreous.serving.api import schemas
-from vitreous.serving.api.schemas import IMAGE_BODY, IMAGE_ERRORS, SERVER_ERRORS, Model, Target, json_response
+from vitreous.serving.api.schemas import (
+    IMAGE_BODY,
+    IMAGE_ERRORS,
+    IMAGES_BODY,
+    SERVER_ERRORS,
+    Model,
+    Target,
+    image_responses,
+    json_response,
+)
 from vitreous.serving.batch_queue import Compute, Priority, Scheduler, result_for
-from vitreous.serving.errors import ApiError, unreadable
+from vitreous.serving.errors import ApiError, error_body, unreadable
 from vitreous.serving.inspect import numbers
 from vitreous.serving.inspect.service import InspectService, Session
 from vitreous.serving.models import ServedModel
-from vitreous.serving.requests import check_query, find_model, read_image
+from vitreous.serving.requests import Upload, check_query, find_model, read_image, read_images
 from vitreous.serving.settings import Settings
 
 PRIORITIES = {
@@ -61,15 +71,41 @@ def router(
     routes = APIRouter(prefix="/v1", tags=["images"], dependencies=[Depends(check_query)])
     computes = {entry.id: computations(entry) for entry in served}
 
-    async def compute(request: Request, chosen: ServedModel, task: Task) -> Any:
+    async def respond(
+        request: Request, chosen: ServedModel, task: Task, record: Callable[[Any], dict[str, Any]]
+    ) -> JSONResponse:
+        """Respond with the `record` of the result for one image, or with a list for the images of a JSON body."""
         if task not in computes[chosen.id]:
             message = f"the model {chosen.id!r} does not support /v1/{task}; use /v1/{chosen.model.config.task}"
             raise ApiError(409, ENDPOINTS[task].missing, message)
-        image = await read_image(request, settings)
-        result = scheduler.batch((chosen.id, task), image.data, computes[chosen.id][task], image.large)
-        return await result_for(request, result, request.scope["deadline"] - time.monotonic(), settings.timeout)
 
-    @routes.post("/classify", responses=json_response(schemas.Classified, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+        async def one(image: Upload) -> dict[str, Any]:
+            result = await scheduler.batch((chosen.id, task), image.data, computes[chosen.id][task], image.large)
+            return {**record(result), "model": chosen.id}
+
+        async def entry(image: Upload | ApiError) -> dict[str, Any]:
+            try:
+                if isinstance(image, ApiError):
+                    raise image
+                return await one(image)
+            except ApiError as error:
+                if error.status_code in (429, 503):  # not the fault of this image
+                    raise
+                return dict(error_body(error.code, error.message))
+
+        async def several(images: list[Upload | ApiError]) -> dict[str, Any]:
+            results = await asyncio.gather(*map(entry, images), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            return {"results": results, "model": chosen.id}
+
+        images = await read_images(request, settings)
+        result = one(images) if isinstance(images, Upload) else several(images)
+        seconds = request.scope["deadline"] - time.monotonic()
+        return JSONResponse(await result_for(request, result, seconds, settings.timeout))
+
+    @routes.post("/classify", **described("classifyImage", "Classify an image", schemas.Classified))
     async def classify(request: Request, top: Top = 5, coverage: Coverage = None, model: Model = None) -> JSONResponse:
         """Return the most probable classes of an image.
 
@@ -80,49 +116,62 @@ def router(
         chosen = find_model(served, model)
         if coverage is not None and chosen.model.config.calibration is None:
             raise ApiError(409, "not_calibrated", f"coverage is not supported for {chosen.id!r}: {NOT_CALIBRATED}")
-        scores = await compute(request, chosen, "classify")
-        [answer] = interpret(chosen.predictor, scores[None], top, coverage)
-        prediction = Prediction("", *answer)
-        return JSONResponse({
-            "predictions": label_records(prediction.predictions), "unknown": prediction.unknown,
-            "familiarity": prediction.familiarity,
-            "label_set": None if prediction.label_set is None else label_records(prediction.label_set),
-            "model": chosen.id,
-        })  # fmt: skip
 
-    @routes.post("/multilabel", responses=json_response(schemas.Labelled, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+        def record(scores: Tensor) -> dict[str, Any]:
+            [answer] = interpret(chosen.predictor, scores[None], top, coverage)
+            prediction = Prediction("", *answer)
+            return {
+                "predictions": label_records(prediction.predictions), "unknown": prediction.unknown,
+                "familiarity": prediction.familiarity,
+                "label_set": None if prediction.label_set is None else label_records(prediction.label_set),
+            }  # fmt: skip
+
+        return await respond(request, chosen, "classify", record)
+
+    @routes.post("/multilabel", **described("labelImage", "Find all labels of an image", schemas.Labelled))
     async def multilabel(request: Request, top: Top = 5, model: Model = None) -> JSONResponse:
         """Return all classes of an image whose probability reaches their threshold, and the most probable classes.
 
         An image can have any number of classes, or none. The thresholds are part of the model.
         """
         chosen = find_model(served, model)
-        scores = await compute(request, chosen, "multilabel")
-        answer = MultiLabelPrediction("", *cast(MultiLabelPredictor, chosen.predictor).interpret(scores, top))
-        return JSONResponse({**answer.record(), "model": chosen.id})
 
-    @routes.post("/regress", responses=json_response(schemas.Regressed, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+        def record(scores: Tensor) -> dict[str, Any]:
+            return MultiLabelPrediction(
+                "", *cast(MultiLabelPredictor, chosen.predictor).interpret(scores, top)
+            ).record()
+
+        return await respond(request, chosen, "multilabel", record)
+
+    @routes.post("/regress", **described("predictNumbers", "Predict numbers for an image", schemas.Regressed))
     async def regress(request: Request, model: Model = None) -> JSONResponse:
         """Return the predicted number of each target, in the units of the training data."""
         chosen = find_model(served, model)
-        scores = await compute(request, chosen, "regress")
-        answer = NumberPrediction("", cast(RegressPredictor, chosen.predictor).interpret(scores))
-        return JSONResponse({**answer.record(), "model": chosen.id})
 
-    @routes.post("/embed", responses=json_response(schemas.Embedded, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+        def record(scores: Tensor) -> dict[str, Any]:
+            return NumberPrediction("", cast(RegressPredictor, chosen.predictor).interpret(scores)).record()
+
+        return await respond(request, chosen, "regress", record)
+
+    @routes.post("/embed", **described("embedImage", "Compute the features of an image", schemas.Embedded))
     async def embed(request: Request, model: Model = None) -> JSONResponse:
         """Return the pooled features of an image (the input of the head), for search, clustering or training."""
         chosen = find_model(served, model)
-        vector = await compute(request, chosen, "embed")
-        return JSONResponse({"embedding": vector.tolist(), "width": len(vector), "model": chosen.id})
+        record = lambda vector: {"embedding": vector.tolist(), "width": len(vector)}  # noqa: E731
+        return await respond(request, chosen, "embed", record)
 
-    @routes.post("/segment", responses=json_response(schemas.Segmented, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @routes.post("/segment", **described("segmentImage", "Segment an image", schemas.Segmented))
     async def segment(request: Request, model: Model = None) -> JSONResponse:
         """Return the class of every pixel as a PNG. The palette indices are the class indices."""
-        chosen = find_model(served, model)
-        return JSONResponse({**await compute(request, chosen, "segment"), "model": chosen.id})
+        return await respond(request, find_model(served, model), "segment", dict)
 
-    @routes.post("/explain", responses=json_response(schemas.Explained, *IMAGE_ERRORS), openapi_extra=IMAGE_BODY)
+    @routes.post(
+        "/explain",
+        operation_id="explainImage",
+        summary="Explain a prediction",
+        responses=json_response(schemas.Explained, *IMAGE_ERRORS),
+        openapi_extra=IMAGE_BODY,
+    )
     async def explain(
         request: Request, method: MapName = "relevance", target: Target = None, model: Model = None
     ) -> Response:
@@ -140,13 +189,21 @@ def router(
         return Response(result.body, media_type=result.kind)
 
     description = {"model": served[0].id, "models": [entry.describe() for entry in served]}
+    listed = json_response(schemas.Models, *SERVER_ERRORS)
 
-    @routes.get("/model", responses=json_response(schemas.Models, *SERVER_ERRORS))
+    @routes.get("/models", operation_id="listModels", summary="List the served models", responses=listed)
     async def models() -> JSONResponse:
-        """Return the served models."""
+        """Return the served models, and the id of the model that is used by default."""
         return JSONResponse(description)
 
+    routes.add_api_route("/model", models, include_in_schema=False)  # an earlier path
     return routes
+
+
+def described(id: str, summary: str, schema: Any) -> dict[str, Any]:
+    """Return the OpenAPI description of an endpoint that takes one or more images."""
+    responses = image_responses(schema, *IMAGE_ERRORS)
+    return {"operation_id": id, "summary": summary, "responses": responses, "openapi_extra": IMAGES_BODY}
 
 
 # ---- Computing a response --------------------------------------------------------------------------------------------

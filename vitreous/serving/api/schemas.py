@@ -159,13 +159,33 @@ SECURITY = {
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 SHAPE_HEADER = {"description": "Shape of the array, e.g. 12,197,197.", "schema": {"type": "string"}}
 FORM = {"schema": {"type": "object", "required": ["image"], "properties": {"image": BINARY["schema"]}}}
-IMAGE_BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "An image, as the whole body or as the form field `image`.",
-        "content": {"image/jpeg": BINARY, "image/png": BINARY, "image/webp": BINARY, "multipart/form-data": FORM},
-    }
-}
+BASE64 = {"type": "string", "format": "base64", "description": "A JPEG, PNG or WebP file, or a data URL of it."}
+
+
+def _image_body(description: str, json: dict[str, Any]) -> dict[str, Any]:
+    """Describe a body with an image, as the whole body, in a form or in JSON."""
+    types = ("image/jpeg", "image/png", "image/webp")
+    content = {**dict.fromkeys(types, BINARY), "multipart/form-data": FORM, "application/json": {"schema": json}}
+    return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
+def _only(name: str, kind: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": [name], "properties": {name: kind}, "additionalProperties": False}
+
+
+ONE_IMAGE = _only("image", BASE64)
+SEVERAL_IMAGES = _only("images", {"type": "array", "items": BASE64, "minItems": 1})
+ONE_WAY = "An image, as the whole body, as the form field `image`, or as base64 in JSON."
+IMAGE_BODY = _image_body(ONE_WAY, ONE_IMAGE)
+IMAGES_BODY = _image_body(
+    f"{ONE_WAY} JSON can also have several `images`, at most as many as a batch of the server.",
+    {"oneOf": [ONE_IMAGE, SEVERAL_IMAGES]},
+)
+
+
+def named(id: str, summary: str) -> dict[str, Any]:
+    """Return the OpenAPI operation id, which names functions of generated clients, and the summary of an endpoint."""
+    return {"operation_id": id, "summary": summary}
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -185,6 +205,14 @@ def json_response(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]
     if shape in EXAMPLES:
         success["content"] = {"application/json": {"example": EXAMPLES[shape]}}
     return {200: success, **error_responses(*statuses)}
+
+
+def image_responses(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the response for one image or, for several images of a JSON body, a list of responses and errors."""
+    several = create_model(f"{shape.__name__}List", results=(many(shape | Error), ...), model=(str, ...))
+    return json_response(shape, *statuses) | {
+        200: {"model": shape | several, "content": {"application/json": {"example": EXAMPLES[shape]}}}
+    }
 
 
 def binary_response(description: str) -> dict[int | str, dict[str, Any]]:

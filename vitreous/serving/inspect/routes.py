@@ -15,7 +15,7 @@ from vitreous.explanation.pca_and_similarity import filter_components, filter_im
 from vitreous.explanation.rollout_relevance_occlusion import Fusion
 from vitreous.page import results
 from vitreous.serving.api import schemas
-from vitreous.serving.api.schemas import MODEL_ERRORS, Id, Layer, Model, Target, binary_response, json_response
+from vitreous.serving.api.schemas import MODEL_ERRORS, Id, Layer, Model, Target, binary_response, json_response, named
 from vitreous.serving.batch_queue import Priority
 from vitreous.serving.errors import ApiError
 from vitreous.serving.inspect import numbers
@@ -45,7 +45,10 @@ def router(service: InspectService, settings: Settings) -> APIRouter:
 
 def add_image_routes(api: APIRouter, service: InspectService, settings: Settings) -> None:
     @api.post(
-        "/v1/images", responses=json_response(schemas.Shown, *schemas.IMAGE_ERRORS), openapi_extra=schemas.IMAGE_BODY
+        "/v1/images",
+        **named("uploadImage", "Upload an image for the page"),
+        responses=json_response(schemas.Shown, *schemas.IMAGE_ERRORS),
+        openapi_extra=schemas.IMAGE_BODY,
     )
     async def images(request: Request, model: Model = None) -> Response:
         """Upload an image, which is cached in memory. Its id is a hash of its bytes."""
@@ -53,12 +56,21 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
         result = await service.respond_to_upload(request, inspected, upload, "picture", numbers.image_summary)
         return as_response(result)
 
-    @api.get("/v1/images/{id}/tour", responses=json_response(schemas.Tour, *MODEL_ERRORS))
+    @api.get(
+        "/v1/images/{id}/tour",
+        **named("getTour", "Tensors of the forward pass, step by step"),
+        responses=json_response(schemas.Tour, *MODEL_ERRORS),
+    )
     async def steps(request: Request, id: Id, model: Model = None) -> Response:
         """Return the tensors of equations 1 to 4 of the ViT paper for the image, in eight steps."""
         return await service.respond(request, model, id, "tour", lambda session: results.tour(session.captured))
 
-    @api.get("/v1/images/{id}/mask", responses=binary_response("uint8 [h, w]"), response_class=Response)
+    @api.get(
+        "/v1/images/{id}/mask",
+        **named("getMask", "Class of every pixel"),
+        responses=binary_response("uint8 [h, w]"),
+        response_class=Response,
+    )
     async def mask(request: Request, id: Id, model: Model = None) -> Response:
         """Return uint8 [h, w]: the class of every pixel, after resizing the image to cover the segmenter's input."""
 
@@ -73,7 +85,12 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
 
 
 def add_layer_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get("/v1/images/{id}/attention/{layer}", responses=binary_response(ATTENTION), response_class=Response)
+    @api.get(
+        "/v1/images/{id}/attention/{layer}",
+        **named("getAttention", "Attention of a layer"),
+        responses=binary_response(ATTENTION),
+        response_class=Response,
+    )
     async def attention(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
         """Return the attention between all tokens, for every head of a layer."""
         inspected = service.model(model)
@@ -83,7 +100,12 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         make = lambda session: Payload(results.attention_bytes(session.captured, at), BYTES, shape)  # noqa: E731
         return await service.respond(request, model, id, ("attention", at), make)
 
-    @api.get("/v1/images/{id}/similarity/{layer}", responses=binary_response("uint8 [t, t]"), response_class=Response)
+    @api.get(
+        "/v1/images/{id}/similarity/{layer}",
+        **named("getSimilarity", "Similarity of tokens after a layer"),
+        responses=binary_response("uint8 [t, t]"),
+        response_class=Response,
+    )
     async def similarity(request: Request, id: Id, layer: Layer, model: Model = None) -> Response:
         """Return uint8 [t, t]. The cosine similarity of two tokens after a layer is value / 127.5 - 1."""
         inspected = service.model(model)
@@ -97,13 +119,21 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
 
         return await service.respond(request, model, id, ("similarity", at), make)
 
-    @api.get("/v1/images/{id}/lens", responses=json_response(schemas.Lens, *MODEL_ERRORS))
+    @api.get(
+        "/v1/images/{id}/lens",
+        **named("getLogitLens", "Predictions after each layer"),
+        responses=json_response(schemas.Lens, *MODEL_ERRORS),
+    )
     async def lens(request: Request, id: Id, model: Model = None) -> Response:
         """Return the predictions of the head after each layer."""
         make = lambda session: results.lens(session.classifier_pass, session.inspected.labels)  # noqa: E731
         return await service.respond(request, model, id, "lens", make)
 
-    @api.get("/v1/images/{id}/distance", responses=json_response(schemas.Reach, *MODEL_ERRORS))
+    @api.get(
+        "/v1/images/{id}/distance",
+        **named("getAttentionDistance", "Attention distance of every head"),
+        responses=json_response(schemas.Reach, *MODEL_ERRORS),
+    )
     async def distance(request: Request, id: Id, model: Model = None) -> Response:
         """Return the attention distance of every head of every layer, in input pixels."""
         make = lambda session: results.distance(session.captured, session.step)  # noqa: E731
@@ -114,7 +144,11 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
 
 
 def add_map_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get("/v1/images/{id}/map/{method}", responses=json_response(schemas.PatchMap, *MODEL_ERRORS))
+    @api.get(
+        "/v1/images/{id}/map/{method}",
+        **named("getMap", "Importance map or principal components"),
+        responses=json_response(schemas.PatchMap, *MODEL_ERRORS),
+    )
     async def map(
         request: Request,
         id: Id,
@@ -148,7 +182,11 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
         name = ("map", method, at)
         return await service.respond(request, model, id, name, lambda session: make(session.captured, at), priority)
 
-    @api.get("/v1/images/{id}/faithfulness/{method}", responses=json_response(schemas.Tested, *MODEL_ERRORS))
+    @api.get(
+        "/v1/images/{id}/faithfulness/{method}",
+        **named("testMap", "Deletion and insertion test of a map"),
+        responses=json_response(schemas.Tested, *MODEL_ERRORS),
+    )
     async def faithfulness(
         request: Request, id: Id, method: MapName, target: Target = None, model: Model = None
     ) -> Response:
@@ -162,7 +200,11 @@ def add_map_routes(api: APIRouter, service: InspectService) -> None:
             lambda session: numbers.map_test(session, method, _class_of(session, index)), Priority.LONG,
         )  # fmt: skip
 
-    @api.post("/v1/images/{id}/masked", responses=json_response(schemas.Changed, *schemas.JSON_ERRORS))
+    @api.post(
+        "/v1/images/{id}/masked",
+        **named("predictWithoutPatches", "Predictions without some patches"),
+        responses=json_response(schemas.Changed, *schemas.JSON_ERRORS),
+    )
     async def masked(request: Request, id: Id, body: schemas.Erased, model: Model = None) -> Response:
         """Return the predictions for an image with some patches masked."""
         config = service.model(model).classifier.config
@@ -184,7 +226,12 @@ def _class_of(session: Session, index: int | None) -> int:
 
 
 def add_model_routes(api: APIRouter, service: InspectService) -> None:
-    @api.get("/v1/position", responses=binary_response("uint8 [n, n]"), response_class=Response)
+    @api.get(
+        "/v1/position",
+        **named("getPositions", "Similarity of positions"),
+        responses=binary_response("uint8 [n, n]"),
+        response_class=Response,
+    )
     async def position(request: Request, model: Model = None) -> Response:
         """Return uint8 [n, n]. The similarity of two positions is value / 127.5 - 1. Biases are scaled to [-1, 1]."""
         inspected = service.model(model)
@@ -199,7 +246,12 @@ def add_model_routes(api: APIRouter, service: InspectService) -> None:
 
         return await service.respond_without_image(request, inspected, "position", make)
 
-    @api.get("/v1/filters", responses=binary_response("uint8 [count, height, width, 3]"), response_class=Response)
+    @api.get(
+        "/v1/filters",
+        **named("getFilters", "Principal components of the patch filters"),
+        responses=binary_response("uint8 [count, height, width, 3]"),
+        response_class=Response,
+    )
     async def filters(request: Request, model: Model = None) -> Response:
         """Return uint8 [count, height, width, 3]: the first principal components of the patch filters."""
         inspected = service.model(model)

@@ -15,7 +15,7 @@ export const source = {
   /** Returns the models, the examples and the example to show first, if any. */
   async start() {
     useKeyDialog(askForKey);
-    const { models } = await getJson("/v1/model");
+    const { models } = await getJson("/v1/models");
     const url = (name) => new URL(`../examples/${name}.webp`, import.meta.url).href;
     return { models, examples: EXAMPLES.map((name) => ({ name, url: url(name) })), first: null };
   },

@@ -123,4 +123,10 @@ export const en = {
   "tour-answer": "The head makes a prediction",
   "tour-answer-text": "After the last layer, the tokens are normalised and pooled into one vector of {d} numbers. The head maps it to scores for {classes} classes.",
   "tour-answer-plain": "After the last layer, the tokens are normalised and pooled into one vector of {d} numbers: the features of this image. This model has no classification head.",
+
+  // Documentation of the API
+  "docs-title": "HTTP API", "docs-schema": "OpenAPI schema", "docs-images": "Images", "docs-page": "Results for the page", "docs-server": "Server",
+  "docs-about": "Send an image as the request body, as the field image of a form, or as base64 in JSON. The descriptions come from the schema of this server.",
+  "docs-parameters": "Parameters", "docs-body": "Body", "docs-example": "Example", "docs-errors": "Errors", "docs-name": "Name", "docs-place": "In",
+  "docs-default": "Default or choices", "docs-meaning": "Meaning", "docs-required": "required", "docs-status": "Status", "docs-code": "Code",
 };

@@ -123,4 +123,10 @@ export const zh = {
   "tour-answer": "分类头给出预测",
   "tour-answer-text": "最后一层之后，词元经过归一化并汇聚成一个 {d} 维向量。分类头把它映射为 {classes} 个类别的得分。",
   "tour-answer-plain": "最后一层之后，词元经过归一化并汇聚成一个 {d} 维向量：这张图像的特征。该模型没有分类头。",
+
+  // API 文档
+  "docs-title": "HTTP API", "docs-schema": "OpenAPI 描述", "docs-images": "图像", "docs-page": "页面所用的结果", "docs-server": "服务器",
+  "docs-about": "图像可以作为请求正文、表单字段 image 或 JSON 中的 base64 发送。以下说明取自本服务器的接口描述（英文）。",
+  "docs-parameters": "参数", "docs-body": "正文", "docs-example": "示例", "docs-errors": "错误", "docs-name": "名称", "docs-place": "位置",
+  "docs-default": "默认值或可选值", "docs-meaning": "含义", "docs-required": "必填", "docs-status": "状态码", "docs-code": "错误代码",
 };
