@@ -207,9 +207,9 @@ def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
 PROJECTION = "embeddings.patch_embeddings.projection.weight"
 # Unsupported models, by patterns of their tensor names. They are transformers models unless stated otherwise.
 UNSUPPORTED = {
-    r"(^|\.)(visual\.)?layer1\.0\.conv3\.weight$": "a ResNet, or CLIP with a ResNet",
-    r"(^|\.)(visual\.)?attn_pool(_contrastive)?\.ln_[qk]\.weight$": "CoCa, which pools with attention of many queries",
-    r"(^|\.)layers\.\d+\.self_attn\.qkv\.weight$": "the vision tower of BLIP",
+    r"(^|\.)(visual\.)?layer1\.0\.conv3\.weight$": "a ResNet, or CLIP with a ResNet (would need attention pooling)",
+    r"(^|\.)(visual\.)?attn_pool(_contrastive)?\.ln_[qk]\.weight$": "CoCa (would need pooling with many queries)",
+    r"(^|\.)layers\.\d+\.self_attn\.qkv\.weight$": "the vision tower of BLIP (would need its tensor names)",
     r"(^|\.)embeddings\.detection_tokens$": "YOLOS",
     r"(^|\.)embeddings\.time_embeddings$|\.temporal_attention\.": "TimeSformer",
     r"(^|\.)embeddings\.text_embeddings\.": "ViLT",
@@ -217,7 +217,8 @@ UNSUPPORTED = {
     r"(^|\.)stages\.0\.blocks\.0\.attn\.meta_mlp\.": "timm's swinv2_cr, another implementation of Swin V2",
     r"(^|\.)layer\.\d+\.attention\.attention\.[qv]_bias$": "VideoMAE",
     r"(^|\.)layer\.\d+\.attention\.projection_layer\.": "InternVL's vision tower",
-    r"(^|\.)layer\.\d+\.lambda_1$": "BEiT or Data2Vec",
+    r"(^|\.)layer\.\d+\.lambda_1$": "BEiT or Data2Vec (would need a position bias per layer)",
+    r"(^|\.)stages\.\d+\.blocks\.\d+\.attn_grid\.": "MaxViT (would need convolutions and attention on grids)",
     r"(^|\.)stages\.\d+\.layers\.\d+\.modulation\.": "FocalNet",
     r"(^|\.)stages\.\d+\.layers\.\d+\.(dwconv|depthwise_conv)\.": "ConvNeXt",
     r"(^|\.)stages\.\d+\.layers\.\d+\.attn\.qkv\.": "Hiera",
