@@ -24,7 +24,7 @@ from vitreous.cli.main import COMMANDS, PLAIN
 
 jieba.setLogLevel(logging.WARNING)
 ROOT = Path(__file__).parent.parent
-NEEDS = re.compile(r"^<!-- needs: ([\w ,]+) -->\n```(\w+)$", re.MULTILINE)
+NEEDS = re.compile(r"^( *)<!-- needs: ([\w ,]+) -->\n *```(\w+)$", re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()([^)\s:#]+)(#[^)\s]*)?(?=\))")
 PUBLISHED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
 
@@ -74,7 +74,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = f"en/{PUBLISHED[path]}" if path in PUBLISHED else source_page(path)
         anchor = f"#__codelineno-0-{line[1]}" if line else anchor
         markdown = markdown.replace(f"]({whole})", f"]({relative(target, here)}{anchor})")
-    return NEEDS.sub(r'```\2 title="needs: \1"', markdown)
+    return NEEDS.sub(r'\1```\3 title="needs: \2"', markdown)
 
 
 # ---- Links to files outside docs/ ------------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ A comment before a block states why it is not executed: `<!-- needs: GPU -->`, n
 
 import re
 import shlex
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^(?:<!-- needs: ([\w ,]+) -->\n)?^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)(?:<!-- needs: ([\w ,]+) -->\n *)?```(\w+)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Block:
 
 
 def blocks(path: Path) -> list[Block]:
-    return [Block(path, *match) for match in FENCE.findall(path.read_text(encoding="utf-8"))]
+    found = FENCE.findall(path.read_text(encoding="utf-8"))
+    return [Block(path, needs, language, textwrap.dedent(text)) for _, needs, language, text in found]
 
 
 def pages(language: str = "en") -> list[Path]:
@@ -45,8 +47,9 @@ def arguments(words: list[str]) -> list[str] | None:
     """Return the arguments of `vitreous` in a command that runs it, also in a container or on many GPUs."""
     if words[0] == "vitreous":
         return words[1:]
-    if words[0] == "torchrun" or words[:2] == ["docker", "run"]:
-        return words[1 + next(i for i, word in enumerate(words) if word in ("vitreous", "vitreous:cuda")) :]
+    starts = [i for i, word in enumerate(words) if word in ("vitreous", "vitreous:cuda")]
+    if starts and (words[0] == "torchrun" or words[:2] == ["docker", "run"]):
+        return words[starts[0] + 1 :]
     return None
 
 

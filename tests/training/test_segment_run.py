@@ -128,9 +128,9 @@ def test_classes_can_be_ignored(tmp_path: Path) -> None:
     assert figures["miou"] == pytest.approx(metrics["miou"])
 
 
-def test_the_example_of_the_readme_runs_at_reduced_size(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    [line] = [line for line in readme.splitlines() if line.startswith("vitreous train --task segment --data shapes")]
+def test_the_example_of_the_guide_runs_at_reduced_size(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "en" / "segmentation.md").read_text()
+    [line] = [line for line in guide.splitlines() if line.startswith("vitreous train --task segment --data shapes")]
     words = line.replace("--data shapes", "--data shapes:count=64,val=8 --steps 2").split()[1:]
     command = [sys.executable, "-m", "vitreous", *words, "--out", "run", "--device", "cpu", "--workers", "0"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

@@ -50,16 +50,7 @@ def send(client: TestClient, seed: int) -> str:
     return str(reply.json()["id"])
 
 
-PATHS = (
-    "attention/7",
-    "similarity/0",
-    "map/rollout",
-    "map/relevance",
-    "map/occlusion",
-    "lens",
-    "distance",
-    "walk?patch=0",
-)
+PATHS = ("attention/7", "similarity/0", "map/rollout", "map/relevance", "map/occlusion", "lens", "distance", "tour")
 
 
 def test_results_do_not_depend_on_the_cache() -> None:
