@@ -287,8 +287,8 @@ def test_new_parts_work_in_every_command(tree: Path, tmp_path: Path) -> None:
             assert live.request("POST", f"/v1/explain?method={method}", image).status == 200
         session = live.request("POST", "/v1/images", image).json["id"]
         for path in (
-            "tour", "lens", "distance", "attention/0", "similarity/1", "map/relevance", "map/occlusion", "map/rollout",
-            "map/attention", "map/pca", "faithfulness/relevance",
+            "walk?patch=3", "lens", "distance", "attention/0", "similarity/1", "map/relevance", "map/occlusion",
+            "map/rollout", "map/attention", "map/pca", "faithfulness/relevance",
         ):  # fmt: skip
             assert live.request("GET", f"/v1/images/{session}/{path}").status == 200, path
         shown = live.request("GET", "/v1/position")

@@ -20,7 +20,7 @@ import vitreous
 from browser_path import NAMES, browser_path
 from vitreous.model.build import build, build_segmenter
 from vitreous.model.config import ResNetConfig, SegmenterConfig
-from vitreous.model.options import GlobalAverage
+from vitreous.model.options import GlobalAverage, Rotary2d
 
 FLAGS = [
     "--no-sandbox",
@@ -86,13 +86,19 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         image_size=(96, 128),
         overrides={**sizes, "class_token": False, "pool": GlobalAverage()},
     )
+    rotary = vitreous.create(
+        "ViT-Ti/16",
+        num_classes=3,
+        image_size=(96, 128),
+        overrides={**sizes, "class_token": False, "registers": 2, "pool": GlobalAverage(), "position": Rotary2d()},
+    )
     plain = ResNetConfig(image_size=(64, 64), stages=(1, 1), width=32, num_classes=3)
     config = SegmenterConfig(bare.config, num_classes=3, labels=("background", "bird", "water"))
     masks = build_segmenter(config)
-    for model in (birds, bare, pooled, masks):
+    for model in (birds, bare, pooled, masks, rotary):
         for parameter in model.parameters():  # so that the predictions depend on the image
             parameter.data.add_(torch.randn_like(parameter), alpha=0.15)
-    made = {"birds": birds, "bare": bare, "pooled": pooled, "masks": masks, "plain": build(plain)}
+    made = {"birds": birds, "bare": bare, "pooled": pooled, "masks": masks, "plain": build(plain), "rotary": rotary}
     for name, model in made.items():
         vitreous.save(model, folder / name)
     return {name: folder / name for name in made}

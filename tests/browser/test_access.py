@@ -1,6 +1,5 @@
-"""Accessibility of the page: languages, keyboard, phone, screen readers; and the tour."""
+"""Accessibility of the page: languages, keyboard, phone, screen readers."""
 
-import json
 import re
 from typing import Any
 
@@ -11,7 +10,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from browser import draw_examples
-from browser.actions import PAGE, TIMES, answered, ask, drop, pixels, sample_image, sent, settled
+from browser.actions import PAGE, answered, drop, sample_image, settled
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -37,8 +36,10 @@ def test_no_serious_violation(open_page: Any, site: str) -> None:
     page.get_by_role("tab", name="Logit lens").first.click()
     settled(page)
     assert serious_violations(page) == []
-    page.get_by_role("button", name="Tour").click()
-    expect(page.locator("#tour h2")).to_be_visible()
+    page.get_by_role("button", name="Walk through").click()
+    expect(page.locator("#walk[data-step]")).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    page.locator("#walk summary").first.click()
     drop(page, b"?", "text/plain")
     expect(page.get_by_role("alert")).to_be_visible()
     assert serious_violations(page) == []
@@ -123,7 +124,20 @@ def test_the_whole_page_is_translated_to_chinese(open_page: Any, site: str) -> N
         "logit",
         "lens",
     }
-    labels = {"heron", "otter", "newt", "plover", "stoat", "wren", "birds", "bare", "pooled", "masks", "plain"}
+    labels = {
+        "heron",
+        "otter",
+        "newt",
+        "plover",
+        "stoat",
+        "wren",
+        "birds",
+        "bare",
+        "pooled",
+        "masks",
+        "plain",
+        "rotary",
+    }
     page.get_by_role("button", name="中文").click()
     expect(page.locator("html")).to_have_attribute("lang", "zh-CN")
     settled(page)
@@ -146,27 +160,6 @@ def test_both_languages_have_the_same_keys_and_placeholders(open_page: Any, site
         "Object.fromEntries(Object.entries(table).map(([key, text]) => [key, (text.match(/{\\w+}/g) ?? []).sort()])))"
     )
     assert tables[0] == tables[1]
-
-
-def test_the_tour_shows_the_tensors_of_the_server(open_page: Any, site: str) -> None:
-    page = open_page(site)
-    drop(page, sample_image())
-    answered(page)
-    page.locator("[data-map=similarity]").click()
-    settled(page)
-    before, shown = page.locator(".map-title").inner_text(), pixels(page)
-    page.get_by_role("button", name="Tour").click()
-    steps = json.loads(ask(f"{site}/v1/images/{sent(site, sample_image())['id']}/tour?model=birds"))["steps"]
-    assert len(steps) == 8
-    for number, step in enumerate(steps):
-        expect(page.locator("#tour")).to_contain_text(f"Step {number + 1} of 8 · equation {step['equation']}")
-        expect(page.locator("#tour .shape b")).to_have_text(f" {TIMES} ".join(map(str, step["shape"])))
-        expect(page.locator(".spot")).to_be_visible()
-        page.get_by_role("button", name="Next" if number < 7 else "Finish").click()
-    expect(page.locator("#tour")).to_be_hidden()
-    expect(page.locator(".map-title")).to_have_text(before)
-    settled(page)
-    assert pixels(page) == shown
 
 
 def test_on_a_phone_all_parts_are_in_one_column(open_page: Any, site: str) -> None:

@@ -17,6 +17,7 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Page, Route, expect
+from safetensors.torch import load
 
 import vitreous
 from browser.actions import answered, bars, expect_legend, hover, percents, sample_image, settled
@@ -37,6 +38,7 @@ from vitreous.exporting.web.runtime import runtime_files
 from vitreous.model.options import Preprocessing
 from vitreous.model.top_labels import class_probabilities
 from vitreous.page import STATIC, results
+from vitreous.page.walk import walk_bytes
 
 pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.slow]
 
@@ -145,7 +147,7 @@ def test_attention_and_tokens_equal_pytorch(session: Page, exported: Exported) -
     np.testing.assert_allclose(pixels, attention_distance(captured), rtol=1e-3)
 
 
-def test_predictions_and_the_tour_equal_pytorch(session: Page, exported: Exported) -> None:
+def test_predictions_and_the_walk_equal_pytorch(session: Page, exported: Exported) -> None:
     captured, config = exported.captured, exported.model.config
     expected = results.predictions(
         exported.model, captured.logits()[0], exported.model.pool(captured.features()), config.labels
@@ -159,11 +161,17 @@ def test_predictions_and_the_tour_equal_pytorch(session: Page, exported: Exporte
     wanted = results.lens(captured, config.labels)["layers"]
     for layer, other in zip(lens, wanted, strict=True):
         assert values_of(layer["predictions"]) == pytest.approx(values_of(other["predictions"]), abs=1e-4)
-    steps = session.evaluate("async () => (await session.tour()).steps")
-    for step, other in zip(steps, results.tour(captured)["steps"], strict=True):
-        assert (step["name"], step["symbol"], step["shape"]) == (other["name"], other["symbol"], other["shape"])
-        assert step["stats"] == pytest.approx(other["stats"], rel=1e-3, abs=1e-4)
-        assert step["sample"] == pytest.approx(other["sample"], rel=1e-3, abs=1e-4)
+    ask = (
+        "async ([layer, head, patch]) => Object.entries(await session.walk(layer, head, patch))"
+        ".map(([name, { data, shape }]) => [name, [...data], shape])"
+    )
+    for layer, head, patch in ((0, 1, 13), (2, 0, 47)):
+        tensors = load(walk_bytes(captured, layer, head, patch))
+        for name, numbers, shape in session.evaluate(ask, [layer, head, patch]):
+            expected_tensor = tensors.pop(name)
+            assert shape == list(expected_tensor.shape), name
+            np.testing.assert_allclose(np.reshape(numbers, shape), expected_tensor, rtol=1e-3, atol=1e-4)
+        assert not tensors
 
 
 def values_of(predictions: list[dict[str, Any]]) -> list[float]:

@@ -64,7 +64,7 @@ class SelfAttention(nn.Module):
         q, k, v = self.queries_keys_values(tokens, terms)
         dropout = self.dropout if self.training else 0.0
         gathered = F.scaled_dot_product_attention(q, k, v, terms.bias, dropout, scale=self.scale)
-        return self._project(gathered)
+        return self.project(gathered)
 
     def weights(
         self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
@@ -79,9 +79,9 @@ class SelfAttention(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Compute the output of `forward` from given attention weights."""
         _, _, v = self.queries_keys_values(tokens, terms)
-        return self._project(weights @ v)
+        return self.project(weights @ v)
 
-    def _project(self, gathered: Float[Tensor, "b heads t head_dim"]) -> Float[Tensor, "b t d"]:
+    def project(self, gathered: Float[Tensor, "b heads t head_dim"]) -> Float[Tensor, "b t d"]:
         """Concatenate the heads and apply the output layer (equation 8)."""
         return self.output_dropout(self.output(self.output_norm(gathered.transpose(1, 2).flatten(2))))
 

@@ -1,6 +1,6 @@
 """One encoder layer (ViT paper, equations 2 and 3): attention and an MLP, each with pre-norm and a residual connection.
 
-b: batch; t: tokens; d: width.
+b: batch; t: tokens; d: width; m: MLP width.
 """
 
 import torch
@@ -33,7 +33,11 @@ class GeluMlp(nn.Module):
         self.down = xavier_(nn.Linear(mlp_width, width))
 
     def forward(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        return self.dropout(self.down(self.dropout(self.activation(self.up(tokens)))))
+        return self.dropout(self.down(self.dropout(self.hidden(tokens))))
+
+    def hidden(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t m"]:
+        """Return the input of the second linear layer."""
+        return self.activation(self.up(tokens))
 
 
 class SwiGluMlp(nn.Module):
@@ -50,8 +54,12 @@ class SwiGluMlp(nn.Module):
         self.down = xavier_(nn.Linear(mlp_width, width))
 
     def forward(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return self.dropout(self.down(self.dropout(self.hidden(tokens))))
+
+    def hidden(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t m"]:
+        """Return the input of the last linear layer."""
         gate, up = self.gate_and_up(tokens).chunk(2, dim=-1)
-        return self.dropout(self.down(self.norm(self.dropout(F.silu(gate) * up))))
+        return self.norm(F.silu(gate) * up)
 
 
 Mlp = GeluMlp | SwiGluMlp

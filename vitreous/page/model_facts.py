@@ -11,6 +11,7 @@ import vitreous
 from vitreous.common.text import clean
 from vitreous.model.base_config import AttentionShape
 from vitreous.model.protocol import Model
+from vitreous.page.walk import walk_facts
 from vitreous.weights.catalog import HUB_PREFIX
 from vitreous.weights.load import is_hub
 from vitreous.weights.native import provenance_of
@@ -24,7 +25,7 @@ def model_facts(model: Model, id: str, name: str, labels: tuple[str, ...]) -> di
         name: Display name.
         labels: Class names.
     """
-    names = ("patch_size", "grid", "width", "depth", "heads", "layers", "tokens", "position", "position_grid")
+    names = ("patch_size", "grid", "width", "depth", "heads", "layers", "tokens", "position", "position_grid", "walk")
     transformer: dict[str, Any] = dict.fromkeys(names)
     if model.config.backbone.has_attention:
         config, shapes = model.config.backbone, model.config.backbone.attention_shapes
@@ -35,6 +36,7 @@ def model_facts(model: Model, id: str, name: str, labels: tuple[str, ...]) -> di
             "layers": [_layer(shape, first) for shape in shapes],
             "tokens": {"prefix": list(config.prefix_names), "patches": math.prod(first.grid), "total": first.tokens},
             "position": config.position_name, "position_grid": list(config.position_grid),
+            "walk": walk_facts(model.backbone),
         }  # fmt: skip
     return {
         "id": id,

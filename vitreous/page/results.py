@@ -1,4 +1,4 @@
-"""Results that the page shows for an image: predictions, importance maps and their tests, distances, a tour.
+"""Results that the page shows for an image: predictions, importance maps and their tests, distances.
 
 Numbers in JSON are finite and have six significant digits. Attention and similarity are computed for all tokens at
 once, so that the page needs no requests while the mouse moves.
@@ -7,11 +7,10 @@ n: patches; p: prefix tokens; t = p + n: all tokens; d: width.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
@@ -29,18 +28,13 @@ from vitreous.explanation.pca_and_similarity import component_map, cosines, posi
 from vitreous.explanation.rollout_relevance_occlusion import Faithfulness, Fusion, rollout_map
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import familiarity_ranks
-from vitreous.model.attention import terms_of_layer
 from vitreous.model.base_config import ModelConfig
-from vitreous.model.block import Block
 from vitreous.model.calibration import UNKNOWN
-from vitreous.model.patch import cut
-from vitreous.model.protocol import Model, UnsupportedModel
+from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features
 from vitreous.model.top_labels import class_probabilities, top_labels
-from vitreous.model.vit import ViT
 
 TOP, TOP_OF_A_LAYER = 5, 3  # classes
-SAMPLE = 6  # sample values per tensor in the tour
 
 
 class NotFinite(ValueError):
@@ -209,77 +203,3 @@ def position_bytes(model: Model) -> UInt8[np.ndarray, "n n"] | None:
     n = similarity.values.shape[0] * similarity.values.shape[1]
     flat = similarity.values.reshape(n, n)
     return signed_bytes(flat if similarity.bounded else flat / flat.abs().max().clamp_min(1e-30))
-
-
-# ---- The tour: one image through equations 1 to 4 in eight steps, with a tensor for each -----------------------------
-
-
-@torch.no_grad()
-def tour(captured: CapturedForward) -> dict[str, Any]:
-    """Return the tensors of a forward pass, step by step, for the tour on the page.
-
-    Shapes omit the batch dimension. `sample` contains the first values of a tensor.
-    """
-    model, image = global_attention(captured.model, "the tour"), captured.images
-    config = model.config
-    pixels = patch_pixels(captured)
-    projected, _ = model.patches(model.stem(image))
-    tokens = model.prefix(projected)
-    first, attended = captured.states[0], first_attended(captured)
-    pooled = model.pool_features(captured.features())
-    sequence = "x_p E"
-    if config.num_prefix_tokens:
-        sequence = "[x_class; x_p E]" if config.class_token else "[registers; x_p E]"
-    answer = _step(4, "answer", "y", pooled[0], pooled=type(config.pool).__name__)
-    if config.num_classes:
-        answer |= {"scores": _facts(captured.logits()[0]), "classes": config.num_classes}
-    t, first_rows = tokens.shape[1], next(captured.chunks(0))[1][0]  # all rows if there are only a few
-    attention = _step(2, "attention", "A", first_rows, layer=0) | {"shape": [config.num_heads, t, t]}
-    added = model.position.added is not None
-    steps = [
-        _step(1, "patches", "x_p", pixels[0], grid=list(captured.layout.grid), patch=list(config.patch_size)),
-        _step(1, "projection", "x_p E", projected[0], weight=[pixels.shape[-1], config.width]),
-        _step(1, "prefix", sequence, tokens[0], tokens=list(config.prefix_names)),
-        _step(1, "position", "z_0", first[0], kind=type(config.position).__name__, added=added),
-        attention,
-        _step(2, "residual", "z'_1", attended[0], layer=0),
-        _step(3, "mlp", "z_1", captured.states[1][0], layer=0, hidden=config.mlp_width, repeat=config.depth),
-        answer,
-    ]
-    return {"steps": steps}
-
-
-def global_attention(model: Model, purpose: str) -> ViT:
-    """Return the backbone of a model. If its tokens do not all attend to each other, raise an error."""
-    if not model.config.backbone.num_tokens:
-        reason = "needs a model whose tokens all attend to each other"
-        raise UnsupportedModel(f"{purpose} {reason}, but the model is a {model.config.summary}")
-    return cast(ViT, model.backbone)
-
-
-def patch_pixels(captured: CapturedForward) -> Float[Tensor, "1 n pixels"]:
-    """Return the patches before the projection: pixels or, in a hybrid model, values of the stem's feature map."""
-    model = cast(ViT, captured.model)
-    whole = model.stem(captured.images)
-    (ph, pw), (gh, gw) = model.config.patch_size, captured.layout.grid
-    return cut(F.pad(whole, (0, gw * pw - whole.shape[3], 0, gh * ph - whole.shape[2])), (ph, pw))
-
-
-def first_attended(captured: CapturedForward) -> Float[Tensor, "1 t d"]:
-    """Return the tokens after the attention of the first layer: z'_1 of equation 2."""
-    model, first = cast(ViT, captured.model), captured.states[0]
-    block = cast(Block, model.encoder.blocks[0])
-    terms = terms_of_layer(model.position.attend(captured.layout, first.device), 0)
-    return first + block.attention_scale(block.attention(block.attention_norm(first), terms))
-
-
-def _step(equation: int, name: str, symbol: str, values: Tensor, **more: Any) -> dict[str, Any]:
-    return {"equation": equation, "name": name, "symbol": symbol, **_facts(values), **more}
-
-
-def _facts(values: Tensor) -> dict[str, Any]:
-    values = values.float()
-    numbers = (values.mean(), values.std(correction=0), values.min(), values.max())
-    stats = dict(zip(("mean", "std", "min", "max"), rounded(torch.stack(numbers)), strict=True))
-    first = values.flatten()[: min(SAMPLE, values.shape[-1])]
-    return {"shape": list(values.shape), "stats": stats, "sample": rounded(first)}

@@ -21,7 +21,7 @@ from vitreous.exporting import ExportFailed
 from vitreous.exporting.web import export_page, shared_weights
 from vitreous.exporting.web.examples import preprocessed
 from vitreous.exporting.web.export_page import WebExport, export_web, run
-from vitreous.exporting.web.graphs import export_outputs, export_relevance
+from vitreous.exporting.web.graphs import export_outputs, export_relevance, export_walk
 from vitreous.exporting.web.runtime import WASM, WEBGPU
 from vitreous.exporting.web.shared_weights import write_graphs
 from vitreous.model.build import build, build_segmenter
@@ -30,7 +30,8 @@ from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import AttentionPool, GlobalAverage, MultiLabel, Rotary2d
 from vitreous.model.pooling import all_tokens
-from vitreous.page import STATIC, results
+from vitreous.page import STATIC
+from vitreous.page.walk import layer_tensors, shared_tensors
 
 pytestmark = pytest.mark.slow
 Export = Callable[..., WebExport]
@@ -137,7 +138,7 @@ def test_examples_contain_the_results_of_pytorch(folder: Folder) -> None:
     target = int(captured.logits()[0].argmax())
     values = relevance(captured)[0].flatten().tolist()
     assert found[f"map/relevance?target={target}"]["values"] == pytest.approx(values, rel=1e-4, abs=1e-7)
-    assert {"distance", "lens", "tour", "map/rollout?fusion=mean&discard=0", "map/pca?layer=1"} <= found.keys()
+    assert {"distance", "lens", "map/rollout?fusion=mean&discard=0", "map/pca?layer=1"} <= found.keys()
 
 
 def test_calibration_reaches_the_page(folder: Folder) -> None:
@@ -165,7 +166,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
 def test_outputs_equal_pytorch(tmp_path: Path, changes: dict[str, Any]) -> None:
     model = random_model(tiny(depth=1, **changes))
-    graphs = {"outputs.onnx": export_outputs(model), "relevance.onnx": export_relevance(model)}
+    graphs = {
+        "outputs.onnx": export_outputs(model),
+        "relevance.onnx": export_relevance(model),
+        "walk.onnx": export_walk(model),
+    }
     write_graphs(graphs, tmp_path, half=False)
     image = torch.randn(1, model.config.channels, *model.config.image_size)
     captured = capture(model, image)
@@ -176,10 +181,12 @@ def test_outputs_equal_pytorch(tmp_path: Path, changes: dict[str, Any]) -> None:
     np.testing.assert_allclose(found["pooling"], captured.pooling_weights()[0], rtol=0, atol=1e-6)
     features = [all_tokens(captured.features(layer)) for layer in range(model.config.depth)]
     np.testing.assert_allclose(found["features"], torch.cat(features), rtol=0, atol=1e-4)
-    for step in results.tour(captured)["steps"]:
-        if step["name"] != "attention":
-            assert list(found[step["name"]].shape) == step["shape"]
-            assert float(found[step["name"]].mean()) == pytest.approx(step["stats"]["mean"], abs=1e-4)
+    walk, patch = onnxruntime.InferenceSession(tmp_path / "walk.onnx"), torch.tensor([7])
+    tensors = run(walk, {"image": image.numpy(), "patch": patch.numpy()})
+    one_layer = {name: tensor[None] for name, tensor in layer_tensors(captured, 0, patch).items()}
+    for name, tensor in (shared_tensors(captured, patch) | one_layer).items():
+        np.testing.assert_allclose(tensors.pop(name), tensor, rtol=0, atol=1e-4)
+    assert not tensors
     gradients = onnxruntime.InferenceSession(tmp_path / "relevance.onnx")
     for target in (0, 3):
         wanted = relevance(captured, target).flatten()

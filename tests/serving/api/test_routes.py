@@ -114,7 +114,7 @@ def test_the_page_explains_classes_of_a_multilabel_model_but_not_numbers(live: L
     shown = live.request("POST", "/v1/images?model=price", sample_image()).json
     assert shown["predictions"] is None
     assert live.request("POST", "/v1/explain?model=price&method=rollout", sample_image()).status == 200
-    assert live.request("GET", f"/v1/images/{shown['id']}/tour?model=price").status == 200
+    assert live.request("GET", f"/v1/images/{shown['id']}/walk?patch=0&model=price").status == 200
 
 
 def test_a_calibrated_model_returns_label_sets_and_unknown_images(live: Live, served: list[ServedModel]) -> None:

@@ -50,7 +50,16 @@ def send(client: TestClient, seed: int) -> str:
     return str(reply.json()["id"])
 
 
-PATHS = ("attention/7", "similarity/0", "map/rollout", "map/relevance", "map/occlusion", "lens", "distance", "tour")
+PATHS = (
+    "attention/7",
+    "similarity/0",
+    "map/rollout",
+    "map/relevance",
+    "map/occlusion",
+    "lens",
+    "distance",
+    "walk?patch=0",
+)
 
 
 def test_results_do_not_depend_on_the_cache() -> None:

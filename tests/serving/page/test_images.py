@@ -70,7 +70,7 @@ def test_an_image_expires_after_many_others(live: Live) -> None:
 @pytest.mark.slow
 def test_concurrent_requests_get_the_same_responses_as_single_ones(live: Live, models: dict[str, Any]) -> None:
     whats = ["attention/0", "attention/1", "similarity/1", "map/rollout", "map/relevance", "map/occlusion", "lens"]
-    whats += ["distance", "tour", "map/pca", "faithfulness/relevance"]
+    whats += ["distance", "walk?patch=0", "map/pca", "faithfulness/relevance"]
     ids = ["class-token", "average", "attention-pooling"]
     data = {seed: sample_image(200 + seed) for seed in range(3)}
     questions = [(id, what, seed) for id in ids for what in whats for seed in data]

@@ -1,4 +1,4 @@
-"""Attention, similarity, lens, distance and tour: compared with the model and vitreous.explanation."""
+"""Attention, similarity, lens and distance: compared with the model and vitreous.explanation."""
 
 from typing import Any
 
@@ -78,33 +78,3 @@ def test_distance_equals_that_of_the_library(live: Live, models: dict[str, Any],
     expected = attention_distance(capture(models[id], as_given(models[id], sample_image())))
     np.testing.assert_allclose(found["pixels"], expected, rtol=1e-4)
     assert found["largest"] == pytest.approx(np.hypot(16, 24), rel=1e-5)
-
-
-@pytest.mark.parametrize("id", [*NAMES, "bare", "padded"])
-def test_the_tour_shows_the_models_tensors(live: Live, models: dict[str, Any], id: str) -> None:
-    model: ViT = models[id]
-    config, image = model.config, as_given(model, sample_image())
-    steps = get(live, id, "tour").json["steps"]
-    assert [one["equation"] for one in steps] == [1, 1, 1, 1, 2, 2, 3, 4]
-    t, d, channels = config.num_tokens, 32, 32 if id == "hybrid" else 3
-    shapes = [[12, channels * config.patch_size[0] ** 2], [12, d], [t, d], [t, d], [4, t, t], [t, d], [t, d], [d]]
-    assert [one["shape"] for one in steps] == shapes
-    tokens, layout = model.embed(*model.patchify(image))
-    (before, after), *_ = model.encoder.walk(tokens, layout, model.position)
-    weights = model.attention(image, [0])[0]
-    real = {3: before, 4: weights, 6: after, 7: model.pool(model.features(image))}
-    for index, values in real.items():
-        values = values[0].detach()
-        assert steps[index]["sample"] == pytest.approx(values.flatten()[:6].tolist(), rel=1e-4, abs=1e-6)
-        expected = {"mean": values.mean(), "std": values.std(correction=0), "min": values.min(), "max": values.max()}
-        assert steps[index]["stats"] == {
-            key: pytest.approx(float(value), rel=1e-3, abs=1e-5) for key, value in expected.items()
-        }
-    assert steps[2]["tokens"] == {
-        "registers": ["class", "register 1", "register 2", "register 3", "register 4"],
-        "distilled": ["class", "distillation"],
-        "bare": ["class", "register 1", "register 2"],
-        "average": [],
-    }.get(id, steps[2]["tokens"])
-    assert len(steps[2]["tokens"]) == config.num_prefix_tokens
-    assert ("scores" in steps[7]) == (id != "bare")

@@ -64,7 +64,7 @@ def test_a_segmenter_has_masks_and_its_encoder_attention(live: Live, models: dic
     ("id", "what", "code"),
     [
         *(("bit", what, "no_attention") for what in ("attention/0", "similarity/0", "map/rollout", "map/relevance")),
-        *(("bit", what, "no_attention") for what in ("lens", "distance", "tour", "faithfulness/occlusion")),
+        *(("bit", what, "no_attention") for what in ("lens", "distance", "walk?patch=0", "faithfulness/occlusion")),
         *((id, what, "no_head") for id in ("bare", "masks") for what in ("lens", "map/relevance", "map/occlusion")),
         *((id, "faithfulness/rollout", "no_head") for id in ("bare", "masks")),
         *((id, "mask", "no_masks") for id in ("class-token", "bare", "bit")),

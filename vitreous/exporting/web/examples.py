@@ -83,7 +83,6 @@ def write_example(model: ViT, labels: Sequence[str], example: Example, folder: P
         "distance": results.distance(captured),
         "map/rollout?fusion=mean&discard=0": results.rollout(captured, "mean", 0.0, last),
         f"map/pca?layer={last}": results.components(captured, last),
-        "tour": results.tour(captured),
     }
     if model.config.output_kind.classes:
         pooled = model.pool_features(captured.features())

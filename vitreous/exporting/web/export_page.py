@@ -23,7 +23,7 @@ from vitreous.exporting.options import WebPrecision
 from vitreous.exporting.runtimes import needs
 from vitreous.exporting.validate import ExportFailed
 from vitreous.exporting.web.examples import load_examples, write_example
-from vitreous.exporting.web.graphs import IMAGE, TARGET, export_outputs, export_relevance
+from vitreous.exporting.web.graphs import IMAGE, TARGET, export_outputs, export_relevance, export_walk
 from vitreous.exporting.web.runtime import runtime_files
 from vitreous.exporting.web.shared_weights import write_graphs
 from vitreous.inference.engine import evaluation_mode
@@ -34,6 +34,7 @@ from vitreous.model.top_labels import class_names, class_probabilities
 from vitreous.model.vit import ViT
 from vitreous.page import STATIC, results
 from vitreous.page.model_facts import model_facts, short_name, unique_ids
+from vitreous.page.walk import global_attention
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -100,7 +101,7 @@ def export_web(
         given = load_examples(examples)
         captured = [write_example(vit, labels, example, aside / "examples") for example in given]
         plain = cast(ViT, exportable(vit, torch.float32))
-        graphs = {"outputs.onnx": export_outputs(plain)}
+        graphs = {"outputs.onnx": export_outputs(plain), "walk.onnx": export_walk(plain)}
         if vit.config.output_kind.classes:
             graphs["relevance.onnx"] = export_relevance(plain)
         weights = write_graphs(graphs, aside / "model", precision == "fp16")
@@ -126,7 +127,7 @@ def _supported(model: Model) -> ViT:
     task = model.config.task
     if task not in ("classify", "multilabel", "embed"):
         raise UnsupportedModel(f"the web page runs classifiers and encoders, but this is a model for the task {task!r}")
-    vit = results.global_attention(model, "the web page")
+    vit = global_attention(model, "the web page")
     config = vit.config
     size = config.depth * config.num_heads * config.num_tokens**2 * 4
     if size > MAX_ATTENTION_BYTES:
@@ -159,8 +160,6 @@ def _inference_facts(model: ViT) -> dict[str, Any]:
         "unknown_below": None if calibration is None else unknown_below(calibration),  # familiarity
         "class_token": config.class_token,
         "attention_pooling": isinstance(config.pool, AttentionPool),
-        "mlp_width": config.mlp_width,
-        "pool": type(config.pool).__name__,
     }
 
 

@@ -1,6 +1,6 @@
-"""ONNX graphs of the page: one forward pass with everything that the page shows, and relevance with its gradients.
+"""ONNX graphs of the page: one forward pass, relevance with its gradients, and the walk of one patch.
 
-Both graphs take a preprocessed image of a fixed size. The page computes the other results from these outputs.
+All graphs take a preprocessed image of a fixed size. The page computes the other results from these outputs.
 
 p: prefix tokens; n: patches; t = p + n: tokens; d: width.
 """
@@ -13,20 +13,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture_steps, pooling_weights
+from vitreous.explanation.attention_and_logit_lens import capture_steps, pooling_weights
 from vitreous.explanation.rollout_relevance_occlusion import relevance
 from vitreous.exporting.graph import quiet
 from vitreous.exporting.outputs import familiarity_scores
 from vitreous.model.encoder import EncoderLayer
 from vitreous.model.tokens import Features
 from vitreous.model.vit import ViT
-from vitreous.page.results import first_attended, patch_pixels
+from vitreous.page.walk import layer_tensors, shared_tensors
 
-IMAGE, TARGET = "image", "target"  # names of the inputs
+IMAGE, TARGET, PATCH = "image", "target", "patch"  # names of the inputs
 
 
 class PageOutputs(nn.Module):
-    """Forward pass that also returns attention, the features of each layer, and the tensors of the tour."""
+    """Forward pass that also returns attention and the features of each layer."""
 
     def __init__(self, model: ViT):
         super().__init__()
@@ -35,7 +35,6 @@ class PageOutputs(nn.Module):
     def forward(self, image: Float[Tensor, "1 c h w"]) -> dict[str, Tensor]:
         model = self.model
         projected, grid = model.patchify(image)
-        tokens = model.prefix(projected)
         embedded, layout = model.embed(projected, grid)
         layers = [EncoderLayer(model.encoder, index, layout, model.position) for index in range(model.config.depth)]
         states, attention = [embedded], []
@@ -43,20 +42,12 @@ class PageOutputs(nn.Module):
             weights, after = layer.explicit_step(states[-1])
             attention.append(weights)
             states.append(after)
-        captured = CapturedForward(model, image, tuple(layers), tuple(states[:-1]), tuple(states[1:]))
         features = model.output_features(torch.cat(states[1:]), layout)  # layers as a batch
         pooled = model.pool_features(features)[-1:]
         outputs = {
             "attention": torch.cat(attention),
             "features": torch.cat([features.prefix, features.patches], dim=1),
             "pooling": pooling_weights(model, last(features))[0],
-            "patches": patch_pixels(captured)[0],
-            "projection": projected[0],
-            "prefix": tokens[0],
-            "position": embedded[0],
-            "residual": first_attended(captured)[0],
-            "mlp": states[1][0],
-            "answer": pooled[0],
         }
         if model.config.num_classes:
             outputs["lens"] = model.classify(features)  # the last row has the logits of the model
@@ -76,6 +67,20 @@ class Relevance(nn.Module):
         return {"relevance": relevance(capture_steps(self.model, image), target).flatten()}
 
 
+class Walk(nn.Module):
+    """Tensors of one patch. Those of the layers are stacked."""
+
+    def __init__(self, model: ViT):
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Float[Tensor, "1 c h w"], patch: Int[Tensor, "1"]) -> dict[str, Tensor]:
+        captured = capture_steps(self.model, image)
+        layers = [layer_tensors(captured, layer, patch) for layer in range(self.model.config.depth)]
+        stacked = {name: torch.stack([tensors[name] for tensors in layers]) for name in layers[0]}
+        return shared_tensors(captured, patch) | stacked
+
+
 def last(features: Features) -> Features:
     return Features(features.prefix[-1:], features.patches[-1:], features.grid)
 
@@ -92,6 +97,12 @@ def export_relevance(model: ViT) -> Any:
     target = torch.zeros(1, dtype=torch.int64)
     traced = make_fx(Relevance(model).eval())(image, target)
     return _export(traced.eval(), {IMAGE: image, TARGET: target})
+
+
+def export_walk(model: ViT) -> Any:
+    """Return the ONNX model of `Walk`."""
+    image = torch.zeros(1, model.config.channels, *model.config.image_size)
+    return _export(Walk(model).eval(), {IMAGE: image, PATCH: torch.zeros(1, dtype=torch.int64)})
 
 
 def _export(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:

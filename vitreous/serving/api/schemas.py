@@ -84,11 +84,6 @@ Tested = shape(
 Lens = shape("Lens", layers=many(shape("AfterLayer", layer=int, predictions=many(Class))))
 Reach = shape("Reach", pixels=list[list[float]], largest=float)
 Changed = shape("Changed", predictions=many(Class), probabilities=dict[str, float])
-Stats = shape("Stats", mean=float, std=float, min=float, max=float)
-TourStep = shape(
-    "TourStep", "ignore", equation=int, name=str, symbol=str, shape=list[int], stats=Stats, sample=list[float]
-)
-Tour = shape("Tour", steps=many(TourStep))
 
 # ---- Examples --------------------------------------------------------------------------------------------------------
 
@@ -100,10 +95,6 @@ TARGET = {"index": 281, "label": "tabby cat"}
 SEEN = {"left": 62.5, "top": 0.0, "width": 375.0, "height": 375.0}
 PICTURE = {"width": 500, "height": 375}
 PET = {"index": 1, "label": "pet", "color": "#0000ff", "share": 0.42}
-STEP = {
-    "equation": 1, "name": "patches", "symbol": "x_p", "shape": [196, 768],
-    "stats": {"mean": -0.1, "std": 0.6, "min": -1.0, "max": 1.0}, "sample": [0.12, 0.13, 0.13],
-}  # fmt: skip
 EXAMPLES: dict[Any, dict[str, Any]] = {
     Classified: {
         "predictions": PREDICTIONS, "unknown": False, "familiarity": 0.62, "label_set": PREDICTIONS[:1],
@@ -132,7 +123,6 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
     Lens: {"layers": [{"layer": 0, "predictions": PREDICTIONS}]},
     Reach: {"pixels": [[31.5, 84.2], [90.1, 102.7]], "largest": 294.2},
     Changed: {"predictions": PREDICTIONS, "probabilities": {"281": 0.91}},
-    Tour: {"steps": [STEP]},
 }  # fmt: skip
 REASONS = {
     400: ("no_image", "the body is empty; send an image"),

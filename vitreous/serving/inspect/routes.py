@@ -14,6 +14,7 @@ from vitreous.explanation import MapName
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images
 from vitreous.explanation.rollout_relevance_occlusion import Fusion
 from vitreous.page import results
+from vitreous.page.walk import walk_bytes
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import MODEL_ERRORS, Id, Layer, Model, Target, binary_response, json_response, named
 from vitreous.serving.batch_queue import Priority
@@ -40,7 +41,7 @@ def router(service: InspectService, settings: Settings) -> APIRouter:
     return api
 
 
-# ---- An uploaded image: summary, step-by-step tour, mask ----
+# ---- An uploaded image: summary, mask ----
 
 
 def add_image_routes(api: APIRouter, service: InspectService, settings: Settings) -> None:
@@ -55,15 +56,6 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
         inspected, upload = service.model(model), await read_image(request, settings)
         result = await service.respond_to_upload(request, inspected, upload, "picture", numbers.image_summary)
         return as_response(result)
-
-    @api.get(
-        "/v1/images/{id}/tour",
-        **named("getTour", "Tensors of the forward pass, step by step"),
-        responses=json_response(schemas.Tour, *MODEL_ERRORS),
-    )
-    async def steps(request: Request, id: Id, model: Model = None) -> Response:
-        """Return the tensors of equations 1 to 4 of the ViT paper for the image, in eight steps."""
-        return await service.respond(request, model, id, "tour", lambda session: results.tour(session.captured))
 
     @api.get(
         "/v1/images/{id}/mask",
@@ -81,7 +73,7 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
         return await service.respond(request, model, id, "mask", make)
 
 
-# ---- Layers: attention, token similarity, predictions after each layer, attention distance ----
+# ---- Layers: attention, token similarity, the walk of a patch, predictions after each layer, attention distance ----
 
 
 def add_layer_routes(api: APIRouter, service: InspectService) -> None:
@@ -118,6 +110,32 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
             return Payload(similarity.tobytes(), BYTES, similarity.shape)
 
         return await service.respond(request, model, id, ("similarity", at), make)
+
+    @api.get(
+        "/v1/images/{id}/walk",
+        **named("getWalk", "Tensors of one patch, step by step"),
+        responses=binary_response("safetensors"),
+        response_class=Response,
+    )
+    async def walk(
+        request: Request,
+        id: Id,
+        patch: Annotated[int, Query(ge=0, description="index of the patch, row by row")],
+        layer: schemas.AnyLayer = None,
+        head: Annotated[int, Query(ge=0)] = 0,
+        model: Model = None,
+    ) -> Response:
+        """Return the tensors of one patch in one layer and head (equations 1 to 4) as a safetensors file.
+
+        `page/walk.py` describes them.
+        """
+        inspected = service.model(model)
+        at, config = inspected.layer(layer), inspected.walkable.config
+        for name, given, count in (("head", head, config.num_heads), ("patch", patch, math.prod(config.grid))):
+            if given >= count:
+                raise ApiError(422, "bad_parameter", f"{name} must be an integer from 0 to {count - 1}, got {given}")
+        make = lambda session: Payload(walk_bytes(session.captured, at, head, patch), BYTES)  # noqa: E731
+        return await service.respond(request, model, id, ("walk", at, head, patch), make)
 
     @api.get(
         "/v1/images/{id}/lens",

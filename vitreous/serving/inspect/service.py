@@ -27,7 +27,9 @@ from vitreous.inference.engine import model_input
 from vitreous.inference.predictor import LONGEST
 from vitreous.model.centre_crop import covering
 from vitreous.model.protocol import Model, UnsupportedModel, require_attention
+from vitreous.model.vit import ViT
 from vitreous.page.results import NotFinite
+from vitreous.page.walk import global_attention
 from vitreous.serving.batch_queue import Priority, Scheduler, Step, Work, result_for
 from vitreous.serving.errors import ApiError
 from vitreous.serving.models import ServedModel
@@ -95,6 +97,14 @@ class InspectedModel:
         """The model, or the encoder of a segmenter. Raises ApiError if it has no attention."""
         try:
             return require_attention(self.model, "this request")
+        except UnsupportedModel as error:
+            raise ApiError(409, "no_attention", str(error)) from None
+
+    @property
+    def walkable(self) -> ViT:
+        """The backbone. Raises ApiError if the walk does not support it."""
+        try:
+            return global_attention(self.backbone, "the walk")
         except UnsupportedModel as error:
             raise ApiError(409, "no_attention", str(error)) from None
 

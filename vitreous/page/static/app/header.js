@@ -15,12 +15,13 @@ export class Header {
       event.preventDefault(); // the fragment of the URL holds the view
       byId("panes").focus();
     });
-    byId("tour-button").addEventListener("click", () => app.tour.start().catch((error) => app.fail(error)));
+    byId("walk-button").addEventListener("click", () => app.walk.start().catch((error) => app.fail(error)));
     byId("language").addEventListener("click", () => {
       setLanguage(currentLanguage() === "en" ? "zh" : "en");
       app.translate();
     });
     byId("theme").addEventListener("click", changeTheme);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.walk.recolour());
     byId("share").addEventListener("click", copyLink);
     byId("compare").addEventListener("click", () => {
       const [first] = view.models;

@@ -9,7 +9,7 @@ import { t, translatePage } from "../text/translate.js";
 import { readImage, readExample, ImageOpener } from "./image-opener.js";
 import { ModelPane } from "./model-pane.js";
 import { showWhile } from "../widgets/status-line.js";
-import { Tour } from "./tour.js";
+import { Walk } from "../walk/walk.js";
 import { storedImage, storeImage } from "./image-store.js";
 import { readAddress, set, setAndPush, subscribe, view } from "./view-state.js";
 
@@ -26,7 +26,7 @@ class App {
   async start() {
     translatePage();
     byId("privacy").textContent = t(source.privacy);
-    this.tour = new Tour(() => this.#forTour());
+    this.walk = new Walk(this);
     this.header = new Header(this);
     try {
       const { models, examples, first } = await showWhile(t("loading-model"), source.start());
@@ -46,6 +46,7 @@ class App {
     readAddress();
     view.image ??= this.first;
     await this.#restore();
+    if (view.walk && this.panes[0].shown) this.walk.start();
     document.body.dataset.ready = "yes";
   }
 
@@ -128,13 +129,8 @@ class App {
     }
   }
 
-  async #forTour() {
-    if (!this.panes[0].model.heads) this.fail(new Error(t("no-attention")));
-    else {
-      if (!this.panes[0].shown) await this.open(readExample(this.opener.examples[0]));
-      if (this.panes[0].shown) return this.panes[0];
-    }
-    return null;
+  openExample() {
+    return this.open(readExample(this.opener.examples[0]));
   }
 
   // ---- Erased patches use the grid of the first model that has one ---------------------------------------------------
@@ -172,6 +168,7 @@ class App {
 
   #draw() {
     for (const pane of this.panes) pane.draw();
+    this.walk.draw();
     const since = view.hover?.at;
     if (since === undefined || since === this.measured) return;
     this.measured = since; // from the pointer event until everything is drawn
@@ -183,7 +180,7 @@ class App {
     byId("privacy").textContent = t(source.privacy);
     for (const pane of this.panes) pane.translate();
     this.opener.translate(this.picture ? null : view.image);
-    this.tour.translate();
+    this.walk.translate();
     this.header.draw();
     this.redraw();
   }

@@ -108,6 +108,12 @@ export class Prefetch {
     return this.failures.get(key) ?? null;
   }
 
+  /** Loads the mask of a segmenter. */
+  async needMask() {
+    await this.#need("mask", () => this.#mask());
+    await this.session.mask();
+  }
+
   async #need(key, ask, map) {
     if (this.requested.has(key) || this.stopped) return;
     this.requested.add(key);

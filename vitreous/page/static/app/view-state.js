@@ -4,7 +4,7 @@
 //
 // layer: index, or null for the last layer. head: index or "mean". query: {place: [x, y]} for a pinned patch, {token: n}
 // for a prefix token, {mean: true} for all patches, or null for the model's default. hover: like query, for the patch
-// under the pointer; it is not stored in the URL.
+// under the pointer; it is not stored in the URL. walk: name of the step of the walk, or null.
 
 export const MAPS = ["original", "mask", "attention", "similarity", "rollout", "relevance", "occlusion", "pca"];
 export const FUSIONS = ["mean", "max", "min"];
@@ -13,7 +13,7 @@ export const TABS = ["position", "filters", "lens"];
 /**
  * @typedef {{models: string[], image: string | null, map: string | null, layer: number | null, head: number | "mean",
  *   query: any, opacity: number, smooth: boolean, target: number | null, fusion: string, discard: number,
- *   erased: number[], erasing: boolean, tab: string, check: boolean}} View
+ *   erased: number[], erasing: boolean, tab: string, check: boolean, walk: string | null}} View
  */
 
 /** @type {View} */
@@ -33,6 +33,7 @@ const DEFAULTS = {
   erasing: false,
   tab: "position",
   check: false,
+  walk: null,
 };
 
 /** @type {View & {hover: any}} */
@@ -100,6 +101,7 @@ export function format(state) {
   put("erased", ranges(state.erased));
   if (state.tab !== DEFAULTS.tab) put("tab", state.tab);
   if (state.check) put("check", 1);
+  put("walk", state.walk);
   return parts.toString().replaceAll("%2C", ",");
 }
 
@@ -133,6 +135,7 @@ export function parse(text) {
   state.erasing = state.erased.length > 0;
   state.tab = oneOf("tab", TABS, DEFAULTS.tab);
   state.check = parts.get("check") === "1";
+  state.walk = /^[a-z]{1,20}$/.test(parts.get("walk") ?? "") ? parts.get("walk") : null;
   return state;
 }
 

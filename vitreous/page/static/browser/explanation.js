@@ -6,7 +6,8 @@
 import { descending, generator, principal, quantile, roundEven, sigmoid, softmax } from "./numbers.js";
 
 const [TOP, TOP_OF_A_LAYER] = [5, 3]; // classes
-const SAMPLE = 6; // sample values per tensor in the tour
+const SHARED = ["pixels", "projected", "position", "states", "pooled", "pooling"]; // tensors that are not in a layer
+const PER_HEAD = ["query", "keys", "values", "products", "bias", "weights"];
 const STEPS = 16; // of a faithfulness test
 
 export class Explanation {
@@ -371,43 +372,22 @@ export class Explanation {
     return this.blurred;
   }
 
-  // ---- The tour ------------------------------------------------------------------------------------------------------
+  // ---- The walk ------------------------------------------------------------------------------------------------------
 
-  tour() {
-    const { outputs, facts, tokens } = this;
-    const step = (equation, name, symbol, more = {}) => {
-      const { data, dims } = outputs[name];
-      return { equation, name, symbol, ...describe(data, dims), ...more };
+  /** Tensors of a patch in one layer and head, as in vitreous/page/walk.py. */
+  async walk(layer, head, patch) {
+    if (this.walked?.patch !== patch) this.walked = { patch, tensors: await this.model.walk(this.image, patch) };
+    const part = ({ data, dims }, index) => {
+      const size = data.length / dims[0];
+      return { data: data.subarray(index * size, (index + 1) * size), dims: dims.slice(1) };
     };
-    let sequence = "x_p E";
-    if (this.prefix) sequence = facts.class_token ? "[x_class; x_p E]" : "[registers; x_p E]";
-    const weights = describe(this.attention(0), [facts.heads, tokens, tokens]);
-    const steps = [
-      step(1, "patches", "x_p", { grid: facts.grid, patch: facts.patch_size }),
-      step(1, "projection", "x_p E"),
-      step(1, "prefix", sequence, { tokens: facts.tokens.prefix }),
-      step(1, "position", "z_0", { kind: facts.position }),
-      { equation: 2, name: "attention", symbol: "A", layer: 0, ...weights },
-      step(2, "residual", "z'_1", { layer: 0 }),
-      step(3, "mlp", "z_1", { layer: 0, hidden: facts.mlp_width, repeat: facts.depth }),
-      step(4, "answer", "y", { pooled: facts.pool }),
-    ];
-    return { steps };
+    const found = Object.entries(this.walked.tensors).map(([name, tensor]) => {
+      if (SHARED.includes(name)) return [name, tensor];
+      const ofLayer = part(tensor, layer);
+      return [name, PER_HEAD.includes(name) ? part(ofLayer, head) : ofLayer];
+    });
+    return Object.fromEntries(found.map(([name, { data, dims }]) => [name, { data: data.slice(), shape: [...dims] }]));
   }
-}
-
-/** Shape, statistics and first values of a tensor. */
-function describe(data, shape) {
-  let [sum, squares, min, max] = [0, 0, Infinity, -Infinity];
-  for (const value of data) {
-    sum += value;
-    min = Math.min(min, value);
-    max = Math.max(max, value);
-  }
-  const mean = sum / data.length;
-  for (const value of data) squares += (value - mean) ** 2;
-  const stats = { mean, std: Math.sqrt(squares / data.length), min, max };
-  return { shape: [...shape], stats, sample: [...data.subarray(0, Math.min(SAMPLE, shape.at(-1)))] };
 }
 
 function area(x, y) {

@@ -55,7 +55,7 @@ export class BrowserSession extends ImageSession {
 
   lens = () => this.#get("lens", "lens", {}, this.ending.signal);
   distance = () => this.#get("distance", "distance", {}, this.ending.signal);
-  tour = () => this.#get("tour", "tour", {}, this.ending.signal);
+  walk = (layer, head, patch) => this.#compute("walk", { layer, head, patch }, this.ending.signal);
   map = (method, choices, signal) => this.#get(named(`map/${method}`, choices), method, choices, signal);
   faithfulness = (method, choices, signal) =>
     this.#get(named(`faithfulness/${method}`, choices), "faithfulness", { method, ...choices }, signal);

@@ -21,6 +21,7 @@ export class Model {
     this.gpu = gpu;
     this.turn = Promise.resolve(); // ends with the last forward pass
     this.gradients = null; // session for relevance
+    this.walker = null; // session for the walk
   }
 
   async #start(onProgress) {
@@ -57,8 +58,7 @@ export class Model {
   /** Runs the model on an image: float32 [channels, height, width]. Returns the outputs by name. */
   run(image) {
     return this.#next(async () => {
-      const found = await this.outputs.run({ image: this.#tensor(image) });
-      return Object.fromEntries(Object.entries(found).map(([name, { data, dims }]) => [name, { data, dims }]));
+      return entries(await this.outputs.run({ image: this.#tensor(image) }));
     });
   }
 
@@ -69,6 +69,15 @@ export class Model {
       const index = new this.ort.Tensor("int64", BigInt64Array.of(BigInt(target)), [1]);
       const found = await this.gradients.run({ image: this.#tensor(image), target: index });
       return found.relevance.data;
+    });
+  }
+
+  /** Returns the tensors of a patch in all layers by name. Their graph is loaded when it is first needed. */
+  walk(image, patch) {
+    return this.#next(async () => {
+      this.walker ??= await this.#session("walk.onnx");
+      const index = new this.ort.Tensor("int64", BigInt64Array.of(BigInt(patch)), [1]);
+      return entries(await this.walker.run({ image: this.#tensor(image), patch: index }));
     });
   }
 
@@ -84,6 +93,9 @@ export class Model {
     return result;
   }
 }
+
+const entries = (found) =>
+  Object.fromEntries(Object.entries(found).map(([name, { data, dims }]) => [name, { data, dims }]));
 
 const pause = () => new Promise((resolve) => setTimeout(resolve));
 

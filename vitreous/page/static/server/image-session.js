@@ -2,6 +2,7 @@
 // One image in one model on the server.
 
 import { getBytes, getJson, postJson, postImage } from "./http.js";
+import { readTensors } from "../results/safetensors.js";
 import { AttentionBytes, cosineBytes, LayerGrid } from "../results/token-matrices.js";
 import { ImageSession, named } from "../results/image-session.js";
 
@@ -40,7 +41,11 @@ export class ServerSession extends ImageSession {
   mask = () => this.#get("mask", (path) => getBytes(path, this.ending.signal));
   lens = () => this.#get("lens", (path) => getJson(path, this.ending.signal));
   distance = () => this.#get("distance", (path) => getJson(path, this.ending.signal));
-  tour = () => this.#get("tour", (path) => getJson(path, this.ending.signal));
+  walk = (layer, head, patch) =>
+    this.#get(named("walk", { layer, head, patch }), async (path) => {
+      const { buffer } = await getBytes(path, this.ending.signal);
+      return readTensors(buffer);
+    });
 
   /** A map that the server computes: rollout, relevance, occlusion, pca. `signal` aborts the request. */
   map = (method, choices, signal) => this.#get(named(`map/${method}`, choices), (path) => getJson(path, signal));

@@ -24,6 +24,12 @@ function table(stops) {
 
 const TABLES = { heat: table(HEAT), signed: table(SIGNED) };
 
+/** Returns [red, green, blue] of the heat scale at a fraction from 0 to 1. */
+export function gradientColour(fraction) {
+  const at = Math.round(Math.min(Math.max(fraction, 0), 1) * 255) * 3;
+  return TABLES.heat.subarray(at, at + 3);
+}
+
 export function gradient(kind) {
   const stops = (kind === "signed" ? SIGNED : HEAT).split(" ");
   return `linear-gradient(to right, ${stops.map((hex) => `#${hex}`).join(", ")})`;
