@@ -157,11 +157,16 @@ def test_unreadable_files_are_errors(command: CommandLine, checkpoint: Path, tmp
         assert message in done.stderr
 
 
-def test_a_resnet_has_no_attention(command: CommandLine, tmp_path: Path) -> None:
-    save(build(ResNetConfig(stages=(1,), width=32, num_classes=2)), tmp_path / "resnet")
-    done = command("explain", tmp_path / "resnet", "none", "--out", tmp_path / "out")
-    assert done.returncode == 1
-    assert "needs a model with attention" in done.stderr
+def test_a_resnet_has_no_attention(command: CommandLine, sample_image: Path, tmp_path: Path) -> None:
+    save(build(ResNetConfig((64, 64), stages=(1, 1), width=32, num_classes=2)), tmp_path / "resnet")
+    done = command("explain", tmp_path / "resnet", sample_image, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "skipped: relevance, rollout, attention" in done.stdout
+    figures = {path.stem for path in (tmp_path / "out").glob("*.png")}
+    assert figures >= {"seen", "occlusion", "pca", "filters"}
+    done = command("explain", tmp_path / "resnet", "none", "--methods", "position", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "no attention layers" in done.stderr
 
 
 @pytest.mark.slow

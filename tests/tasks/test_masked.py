@@ -173,7 +173,7 @@ def test_invalid_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"decoder_width is 100, but must be a multiple of 32"):
         Masking(decoder_width=100).check()
     resnet = filling(tmp_path / "x", "mae", model="BiT-R50x1", overrides={"channels": 1}, image_size=(32,))
-    with pytest.raises(ValueError, match="a ViT for --task mae"):
+    with pytest.raises(ValueError, match="drop patches for --task mae"):
         train(dataclasses.replace(resnet, dropout=None, stochastic_depth=None))
 
 

@@ -51,8 +51,8 @@ class CapturedForward:
 
     @property
     def layout(self) -> Layout:
-        """Layout of the first layer."""
-        return self.layers[0].layout
+        """Layout of the map: that of the first layer, or the last grid of a model without attention."""
+        return self.layers[0].layout if self.layers else Layout(0, self.model.config.map_grid)
 
     @torch.no_grad()
     def weights(self, layer: int, queries: slice = slice(None)) -> Float[Tensor, "b heads q m"]:
@@ -94,12 +94,17 @@ class CapturedForward:
 
     def scale(self, layer: int) -> Size:
         """Return the height and width of a patch of a layer in patches of the map."""
+        if not self.layers:
+            return (1, 1)
         (fine_h, fine_w), (h, w) = (self.model.config.attention_shapes[each].stride for each in (0, layer))
         return (h // fine_h, w // fine_w)
 
     @torch.no_grad()
     def features(self, layer: int = -1) -> Features:
         """Return the features after a layer, with the final norm applied."""
+        if not self.layers:
+            with evaluation_mode(self.model):
+                return self.model.features(self.images)
         (layer,) = layer_indices(self.model.config, [layer])
         return self.model.output_features(self.outputs[layer], self.layers[layer].layout)
 
@@ -139,7 +144,9 @@ class CapturedForward:
 
 
 def capture(model: Model, images: Float[Tensor, "b c h w"]) -> CapturedForward:
-    """Run the model once in evaluation mode and keep the tokens of each layer."""
+    """Run the model once in evaluation mode and keep the tokens of each layer. A model without attention has none."""
+    if not model.config.has_attention:
+        return CapturedForward(model, images, (), (), ())
     with evaluation_mode(model):
         return capture_steps(model, images)
 
@@ -169,7 +176,8 @@ def layer_indices(config: ModelConfig, layers: Sequence[int] | None) -> list[int
     depth = len(config.attention_shapes)
     for layer in layers or ():
         if not -depth <= layer < depth:
-            fail("layer", layer, f"an integer from 0 to {depth - 1} (or -{depth} to -1, counting from the end)")
+            allowed = f"an integer from 0 to {depth - 1} (or -{depth} to -1, counting from the end)"
+            fail("layer", layer, allowed if depth else "omitted for a model without attention layers")
     return sorted({layer % depth for layer in layers}) if layers else list(range(depth))
 
 

@@ -26,7 +26,7 @@ from vitreous.explanation.methods import METHODS, Method
 from vitreous.explanation.result import Explanation, available_methods, compute, request
 from vitreous.inference import open_model
 from vitreous.inference.engine import Input, check_memory, encoded, input_description, model_input, name_of
-from vitreous.model.protocol import Model, require_attention
+from vitreous.model.protocol import Model
 from vitreous.report.plots import can_draw, is_written_here
 
 PAGE, NUMBERS = "report.html", "numbers.json"
@@ -53,8 +53,8 @@ def explain(
     """Explain a model's prediction for one image.
 
     Args:
-        model: A model with attention, a segmenter with such an encoder, or a checkpoint (folder, file, catalog name,
-            hf-hub:owner/name).
+        model: A model or a checkpoint (folder, file, catalog name, hf-hub:owner/name). Of a segmenter, the encoder is
+            explained. A model without attention has fewer methods.
         image: A path, an encoded file, uint8 pixels [h, w, c] or a Pillow image. None explains only the weights.
         out: Output folder for figures, numbers.json and report.html. None writes no files.
         target: Label or index of the class to explain. Default: the top prediction.
@@ -133,10 +133,11 @@ def open_backbone(
     model: Model | str | os.PathLike[str], image_size: int | Sequence[int] | None, device: str | torch.device | None
 ) -> Model:
     """Return the backbone of a model or checkpoint, in float32 on the device."""
-    opened = require_attention(open_model(model, image_size), "explain")
+    opened = open_model(model, image_size).backbone
     place, config = choose_device(device, torch.device("cpu")), opened.config
     check_memory(config, place)
-    attention = 4 * max(shape.heads * shape.tokens * shape.keys for shape in config.attention_shapes)  # bytes
+    weights = (shape.heads * shape.tokens * shape.keys for shape in config.attention_shapes)
+    attention = 4 * max(weights, default=0)  # bytes of the largest layer
     check_bytes(
         attention, place, f"{input_description(config)} the attention of one layer", "use a smaller --image-size"
     )

@@ -165,8 +165,9 @@ def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
 
 def _pca(result: Explanation, canvas: Canvas) -> Iterator[tuple[str, Drawn]]:
     if result.pca is not None:
+        layer = f"layer {result.layers[-1]}" if result.layers else "the last layer"
         caption = (
-            f"First three principal components of the patch features after layer {result.layers[-1]}, shown as red, "
+            f"First three principal components of the patch features after {layer}, shown as red, "
             "green and blue. Patches of similar colour have similar features; the colours themselves have no meaning."
         )
         yield "pca", ("PCA of patch features", caption, draw.coloured(canvas, result.pca))

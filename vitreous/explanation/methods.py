@@ -13,3 +13,4 @@ Method = Literal[
 METHODS: tuple[Method, ...] = get_args(Method)
 HEAD_METHODS = frozenset({"relevance", "occlusion", "faithfulness", "lens"})  # need a classification head
 IMAGE_METHODS = frozenset(METHODS) - {"position", "filters"}  # need an image
+ATTENTION_METHODS = frozenset(METHODS) - {"occlusion", "faithfulness", "pca", "filters"}  # need attention layers

@@ -21,7 +21,7 @@ from vitreous.explanation.attention_and_logit_lens import (
     lens_layers,
     token_index,
 )
-from vitreous.explanation.methods import HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
+from vitreous.explanation.methods import ATTENTION_METHODS, HEAD_METHODS, IMAGE_METHODS, MAPS, METHODS, MapName, Method
 from vitreous.explanation.pca_and_similarity import (
     FilterComponents,
     PositionSimilarity,
@@ -133,6 +133,8 @@ def available_methods(
             missing[method] = "the model has no classification head"
         elif not config.output_kind.classes and method in HEAD_METHODS - {"relevance"}:
             missing[method] = "the model predicts numbers, not class probabilities"
+        elif not config.has_attention and method in ATTENTION_METHODS:
+            missing[method] = "the model has no attention layers"
         if method in requested and method in missing:
             raise BadValue(f"method {method!r} is not available: {missing[method]}")
     if "faithfulness" in requested and not set(MAPS) & set(requested):
@@ -149,7 +151,7 @@ def request(
     query: Sequence[int] = (),
 ) -> Explanation:
     """Check the arguments and return an explanation without results."""
-    most = max(shape.heads for shape in config.attention_shapes)
+    most = max((shape.heads for shape in config.attention_shapes), default=0)
     for head in heads:
         check_whole("head", head, 0, most - 1)
     if query and len(query) != 2:
@@ -225,11 +227,12 @@ def _compute_from(
             found = token_similarity(captured, result.similarity_to, result.similarity_layers)
             result.similarity = found[:, 0].cpu().numpy()
         case "pca":
-            _, patches, grid, _ = captured.features(layers[-1])
-            result.pca = component_map(captured, layers[-1]).cpu().numpy()
+            last = layers[-1] if layers else -1
+            _, patches, grid, _ = captured.features(last)
+            result.pca = component_map(captured, last).cpu().numpy()
             _, inside = foreground(patches[0], grid)
             if int(inside.sum()) >= FEWEST_INSIDE:
-                result.pca_foreground = component_map(captured, layers[-1], inside).cpu().numpy()
+                result.pca_foreground = component_map(captured, last, inside).cpu().numpy()
         case "lens" if target is not None:
             names, layers = class_names(captured.model.config), lens_layers(captured.model.config, layers)
             if not layers:

@@ -95,7 +95,7 @@ def unmerged(row: Float[Tensor, "b t"], layer: AttentionLayer) -> Float[Tensor, 
     if layer.merge is None:
         return row
     count = math.prod(layer.merge.layout.grid)
-    return times(row, layer.merge.weights.expand(len(row), -1, -1), layer.merge.keys, count)
+    return times(row, layer.merge.weights.expand(row.shape[0], -1, -1), layer.merge.keys, count)
 
 
 def fuse(weights: Float[Tensor, "b heads q t"], fusion: Fusion, discard: float) -> Float[Tensor, "b q t"]:

@@ -243,6 +243,11 @@ class ModelConfig:
         """Height and width, in image pixels, of a value of an explanation map."""
         return self.attention_shapes[0].stride if self.has_attention else self.patch_stride
 
+    @property
+    def can_drop_patches(self) -> bool:
+        """True if the encoder can process a subset of the patches, which masked pre-training needs."""
+        return False
+
     def details(self) -> list[tuple[str, str]]:
         """Return (name, text) rows that describe the architecture in `vitreous info`."""
         return []

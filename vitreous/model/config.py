@@ -156,6 +156,8 @@ class ViTConfig(ModelConfig):
         named = ["class"] * self.class_token + ["distillation"] * self.distillation_token
         return (*named, *(f"register {number + 1}" for number in range(self.registers)))
 
+    can_drop_patches = True
+
     @property
     def position_name(self) -> str:
         return label_of(self.position)

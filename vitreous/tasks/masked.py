@@ -5,7 +5,7 @@ b: batch; n: patches.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from vitreous.data import Augmentation, DataSet, Source
 from vitreous.data.augment.batch import augment
 from vitreous.data.loader import Batch, Reader, Request
 from vitreous.inference.engine import evaluation_mode, mixed_precision
-from vitreous.model import Model, ViT, ViTConfig
+from vitreous.model import Model, ViTConfig
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.masked import Filled, MaskedAutoencoder, MaskedPatchPrediction
 from vitreous.model.patch import cut, uncut
@@ -61,8 +61,8 @@ class Masked(Task):
     random_sets = 1  # number of random numbers per patch
 
     def __init__(self, config: TrainConfig, model: Model):
-        if not isinstance(model, ViT):
-            fail("model", config.model or str(config.init), f"a ViT for --task {config.task}")
+        if not model.config.can_drop_patches:
+            fail("model", config.model or str(config.init), f"a model that can drop patches for --task {config.task}")
         if config.train_only not in (None, "all"):
             fail("train_only", config.train_only, f"'all' for --task {config.task}")
         super().__init__(config, model)
@@ -163,8 +163,9 @@ class Mae(Masked):
     @classmethod
     def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
         model, given = cls.planned_config(config, data, init), config.masking
-        if not isinstance(model, ViTConfig):  # rejected by the constructor of the task
+        if not model.can_drop_patches:  # rejected by the constructor of the task
             return []
+        model = cast(ViTConfig, model)
         width, depth = given.decoder_shape(model)
         reason = f"for an encoder of width {model.width} and depth {model.depth}"
         choices = [Choice("decoder_width", width, reason)] if given.decoder_width is None else []

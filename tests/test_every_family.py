@@ -1,0 +1,108 @@
+"""Serving, explaining, probing, exporting and segmentation work with a model of every family, or refuse it by name."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from every_family import FAMILIES, group, small_model
+from inspect_requests import sample_image
+from live_server import Live, in_thread
+from vitreous.explanation.methods import ATTENTION_METHODS, HEAD_METHODS, METHODS
+from vitreous.exporting.graph import trace_tensors
+from vitreous.exporting.outputs import Outputs, output_names
+from vitreous.model.build import build
+from vitreous.model.config import AnyConfig, SegmenterConfig
+from vitreous.model.options import LinearDecoder
+from vitreous.model.presets import PRESETS
+from vitreous.serving.models import serve_model
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+NO_DECODER = {"BiT", "Swin", "SwinV2"}  # families without a decoder for segmentation
+
+
+def test_no_family_is_missing() -> None:
+    """A new preset or config needs a row in tests/helpers/every_family.py."""
+    assert {group(name) for name in PRESETS} <= FAMILIES.keys()
+    assert {type(config) for config in FAMILIES.values()} == set(get_args(AnyConfig))
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with in_thread([serve_model(small_model(family), family, family, "cpu") for family in FAMILIES]) as live:
+        yield live
+
+
+@every_family
+def test_serve(live: Live, family: str) -> None:
+    config, data = FAMILIES[family], sample_image()
+    shown = live.request("POST", f"/v1/images?model={family.replace('+', '%2B')}", data).json
+    path = f"/v1/images/{shown['id']}/{{}}model={family.replace('+', '%2B')}"
+    task = {"classify": "classify", "segment": "segment", "embed": "embed"}[config.task]
+    assert live.request("POST", f"/v1/{task}?model={family.replace('+', '%2B')}", data).status == 200
+    for what in ("attention/0?", "similarity/0?", "map/rollout?", "map/attention?", "map/pca?", "distance?"):
+        reply = live.request("GET", path.format(what))
+        assert (reply.status == 200) == config.has_attention, reply
+        assert config.has_attention or "BiT" in reply.json["error"]["message"]
+    if config.has_attention:
+        found = live.request("GET", path.format("map/rollout?")).json
+        assert tuple(found["grid"]) == tuple(shown["grid"]) == config.backbone.map_grid
+        assert len(found["values"]) == math.prod(found["grid"])
+
+
+@every_family
+def test_explain(family: str, tmp_path: Path) -> None:
+    model = small_model(family)
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    config = model.config.backbone
+    result = vitreous.explain(model, pixels, device="cpu", batch_size=64)
+    expected = set(METHODS) - (set() if config.num_classes else HEAD_METHODS)
+    expected -= set() if config.has_attention else ATTENTION_METHODS
+    assert set(METHODS) - set(result.skipped) <= expected
+    assert expected - set(result.skipped) >= expected - {"position"}  # some position embeddings have none to compare
+    assert set(result.maps) == expected & {"relevance", "occlusion", "rollout", "attention"}
+    for values in result.maps.values():
+        assert values.shape == config.map_grid
+        assert np.isfinite(values).all()
+    assert set(result.faithfulness) == ({*result.maps, "random"} if config.num_classes else set())
+
+
+@every_family
+def test_probe(family: str, tmp_path: Path) -> None:
+    """Two classes, bright and dark images, are separated even by random features."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(24) % 2
+    images = rng.integers(0, 100, (24, 32, 32, 3)) + 120 * labels[:, None, None, None]
+    np.savez(tmp_path / "data.npz", images=images.astype(np.uint8), labels=labels)
+    model = small_model(family).backbone
+    found = vitreous.evaluate(model, tmp_path / "data.npz", probe="knn", neighbours=[1], device="cpu", workers=0)
+    assert found.to_dict()["knn"] == 1.0, found
+
+
+@every_family
+def test_export(family: str) -> None:
+    model = small_model(family)
+    optional = ("rollout",) if family in ("ViT", "Swin") else ()
+    program = trace_tensors(model, optional)
+    images = torch.randn(3, 3, *model.config.image_size)
+    with torch.no_grad():
+        names = output_names(model, optional)[: len(program.outputs)]
+        for found, expected in zip(program.program.module()(images), Outputs(model, names)(images), strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@every_family
+def test_segmentation(unchecked: None, family: str) -> None:
+    encoder = FAMILIES[family].backbone
+    if family in NO_DECODER:
+        with pytest.raises(ValueError, match="encoder"):
+            SegmenterConfig(encoder.with_classes(0), LinearDecoder(2), num_classes=3)  # type: ignore[arg-type]
+        return
+    model = build(SegmenterConfig(encoder.with_classes(0), LinearDecoder(2), num_classes=3)).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert model(torch.randn(2, 3, 30, 45)).shape == (2, 3, 30, 45)
