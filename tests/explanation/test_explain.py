@@ -39,7 +39,7 @@ def test_explain_returns_numbers_of_one_forward_pass(small: ViTConfig, tmp_path:
     assert result.target == result.predictions[0].index
     assert [row.layer for row in result.lens] == [0, 1]
     assert (result.paths, result.faithfulness) == ([], {})
-    other = vitreous.explain(model, pixels, methods=["relevance"], target=3, out=tmp_path / "out", device="cpu")
+    other = vitreous.explain(model, pixels, methods="relevance", target=3, out=tmp_path / "out", device="cpu")
     assert (other.target, other.label) == (3, "class 3")
     assert [path.name for path in other.paths] == ["seen.png", "relevance.png", "numbers.json", "report.html"]
     assert all(path.is_file() for path in other.paths)

@@ -90,6 +90,8 @@ def test_the_error_names_the_predictor_that_takes_the_model() -> None:
     for predictor in (Predictor, SegmentPredictor):
         with pytest.raises(TypeError, match=r"\w+ takes a [\w ]+, got Linear$"):
             predictor(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"got str; .*vitreous\.load"):
+            predictor("runs/first/best")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def explain(
     *,
     out: str | Path | None = None,
     target: str | int | None = None,
-    methods: Sequence[Method] = (),
+    methods: Method | Sequence[Method] = (),
     layers: Sequence[int] = (),
     heads: Sequence[int] = (),
     query: Sequence[int] = (),
@@ -58,7 +58,7 @@ def explain(
         image: A path, an encoded file, uint8 pixels [h, w, c] or a Pillow image. None explains only the weights.
         out: Output folder for figures, numbers.json and report.html. None writes no files.
         target: Label or index of the class to explain. Default: the top prediction.
-        methods: Methods to run. Default: all methods that the model supports. Occlusion and faithfulness are slow.
+        methods: One or several methods. Default: all that the model supports. Occlusion and faithfulness are slow.
         layers: Layers to show, counted from 0, or from the end if negative. Default: all.
         heads: Heads to show for the "heads" method. Default: all.
         query: Row and column of the patch to use as query for attention and similarity.
@@ -85,6 +85,7 @@ def explain(
     check_whole("batch_size", batch_size, 1, 2**16)
     checkpoint = type(model).__name__ if isinstance(model, Model) else str(model)
     opened = open_backbone(model, image_size, device)
+    methods = (methods,) if isinstance(methods, str) else methods
     chosen, skipped = available_methods(opened.config, image is not None, methods)
     result = request(opened.config, target, layers, heads, query)
     result.skipped = dict(skipped)

@@ -230,6 +230,7 @@ class Engine(ABC):
         config = getattr(model, "config", None)
         if not isinstance(config, ModelConfig) or config.task not in self.tasks:
             hint = f"; use {config.output_kind.predictor}" if isinstance(config, ModelConfig) else ""
+            hint = "; load it first: vitreous.load(path)" if isinstance(model, str | os.PathLike) else hint
             raise TypeError(f"{type(self).__name__} takes {self.takes}, got {type(model).__name__}{hint}")
         check_choice("precision", precision, ("fp32", "bf16", "auto"))
         check_whole("batch_size", batch_size, 1, 2**20)

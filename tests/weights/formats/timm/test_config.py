@@ -119,3 +119,17 @@ def test_contradicting_config_is_rejected(change: dict[str, Any], message: str, 
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(BadCheckpoint, match=message):
         vitreous.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize(("tag", "names"), [("augreg_in21k_ft_in1k", True), ("fb_in1k", True), ("mine", False)])
+def test_imagenet_classes_are_named(tag: str, names: bool, tmp_path: Path) -> None:
+    timm = import_timm()
+    vitreous.save(vitreous.create("ViT-Ti/16", image_size=32, overrides={"depth": 1}), tmp_path / "m", format="timm")
+    document = json.loads((tmp_path / "m" / "config.json").read_text())
+    document["pretrained_cfg"]["tag"] = tag
+    (tmp_path / "m" / "config.json").write_text(json.dumps(document))
+    labels = vitreous.load(tmp_path / "m").config.labels
+    assert len(set(labels)) == (1000 if names else 0)
+    info = timm.data.ImageNetInfo()
+    theirs = [info.index_to_description(i).split(", ")[0] for i in range(len(labels))]
+    assert all(ours.startswith(name) for ours, name in zip(labels, theirs, strict=True))

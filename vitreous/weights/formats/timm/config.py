@@ -236,9 +236,16 @@ class TimmConfig:
         names = self.document.get("label_names") or self.pretrained_cfg.get("label_names") or []
         if isinstance(names, dict):  # {"0": name, ...}
             names = [names.get(str(i)) for i in range(len(names))]
+        if not names and num_classes == 1000 and str(self.pretrained_cfg.get("tag")).endswith("in1k"):
+            names = imagenet_classes()  # timm's configs do not contain them
         if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(x, str) for x in names):
             return ()
         return tuple(names)
+
+
+def imagenet_classes() -> list[str]:
+    """Return the class names of ImageNet-1k: the first WordNet lemma of each class, longer where that is ambiguous."""
+    return (Path(__file__).parent / "imagenet_classes.txt").read_text(encoding="utf-8").splitlines()
 
 
 def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
