@@ -70,9 +70,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if name == "reference/cli.md":
         markdown = command_reference()
     for path, anchor, whole in set(outside_links(here, markdown)):
-        line = re.fullmatch(r"#L(\d+)(-L\d+)?", anchor)
         target = f"en/{PUBLISHED[path]}" if path in PUBLISHED else source_page(path)
-        anchor = f"#__codelineno-0-{line[1]}" if line else anchor
+        if line := re.fullmatch(r"#L(\d+)(-L\d+)?", anchor):
+            # MkDocs does not know the anchors of code lines and would warn about a Markdown link.
+            url = relative(target.removesuffix(".md"), name) + f".html#__codelineno-0-{line[1]}"
+            markdown = re.sub(rf"\[([^\]]*)\]\({re.escape(whole)}\)", rf'<a href="{url}">\1</a>', markdown)
         markdown = markdown.replace(f"]({whole})", f"]({relative(target, here)}{anchor})")
     return NEEDS.sub(r'\1```\3 title="needs: \2"', markdown)
 
