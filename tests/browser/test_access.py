@@ -110,6 +110,7 @@ def test_the_whole_page_is_translated_to_chinese(open_page: Any, site: str) -> N
         "PCA",
         "English",
         "PNG",
+        "GIF",
         "JPEG",
         "WebP",
         "MB",

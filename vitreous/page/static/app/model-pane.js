@@ -22,6 +22,8 @@ import { source } from "../source.js";
 import { ImageCanvas } from "../image/image-canvas.js";
 import { showWhile } from "../widgets/status-line.js";
 import { unavailableReason, MapList } from "../image/map-list.js";
+import { LayerSlider } from "../image/layer-slider.js";
+import { SaveImage } from "../image/save-image.js";
 import { Tabs } from "../views/tabs.js";
 import { TokenList } from "../image/token-list.js";
 import { set, view } from "./view-state.js";
@@ -40,6 +42,8 @@ export class ModelPane {
     this.mapList = new MapList(model);
     this.controls = new MapControls(number);
     this.tokens = new TokenList(model);
+    this.slider = new LayerSlider(this);
+    this.save = new SaveImage(this);
     this.caption = new MapCaption(this);
     this.answer = new Predictions(model, () => app.erase(this, []));
     this.faithfulness = new Faithfulness();
@@ -74,6 +78,7 @@ export class ModelPane {
         this.caption.classes,
         this.tokens.root,
         el("div", { class: "row-of" }, this.controls.legend, this.controls.root),
+        el("div", { class: "row-of" }, this.slider.root, this.save.root),
       ),
       this.mapList.root,
     );
@@ -89,8 +94,8 @@ export class ModelPane {
   }
 
   translate() {
-    const { facts, mapList, controls, tokens, answer, faithfulness, matrix, distance, tabs } = this;
-    for (const part of [facts, mapList, controls, tokens, answer, faithfulness, matrix, distance, tabs]) part?.translate();
+    const { facts, mapList, controls, slider, save, tokens, answer, faithfulness, matrix, distance, tabs } = this;
+    for (const part of [facts, mapList, controls, slider, save, tokens, answer, faithfulness, matrix, distance, tabs]) part?.translate();
     this.none.textContent = t("no-attention");
     this.inside.textContent = t("inside");
     this.root.setAttribute("aria-label", this.model.id);
@@ -153,7 +158,7 @@ export class ModelPane {
   choices(map) {
     const target = this.answer.target;
     return {
-      rollout: { fusion: view.fusion, discard: view.discard },
+      rollout: { fusion: view.fusion, discard: view.discard, layer: this.layer === this.model.depth - 1 ? null : this.layer },
       relevance: { target },
       occlusion: { target },
       pca: { layer: this.layer },
@@ -200,6 +205,8 @@ export class ModelPane {
     this.imageCanvas.draw({ map: found, patch: patchOf(this.query, this.shown), pinned: Boolean(view.query?.place), erased });
     this.mapList.draw(this.shown, this.bitmap, map, (each) => (each === map ? found : this.found(each)));
     this.controls.draw(map, found);
+    this.slider.draw(map);
+    this.save.draw(map);
     this.imageCanvas.label(this.caption.draw(map, found));
     if (this.matrix) this.#inside(map);
     this.answer.draw();

@@ -123,11 +123,11 @@ export class Explanation {
     return { method, target: found, grid: this.facts.grid, values: list, range: [Math.min(...list), Math.max(...list)] };
   }
 
-  /** Attention multiplied through all layers. `fusion` combines heads; `discard` is the fraction of weights to drop. */
-  rollout(fusion = "mean", discard = 0) {
+  /** Attention multiplied through the layers up to `last` (default: all). `fusion` combines heads; `discard` is the fraction of weights to drop. */
+  rollout(fusion = "mean", discard = 0, last = null) {
     const t = this.tokens;
     let row = Float64Array.from(this.outputs.pooling.data);
-    for (let layer = this.facts.depth - 1; layer >= 0; layer--) {
+    for (let layer = last ?? this.facts.depth - 1; layer >= 0; layer--) {
       const weights = this.attention(layer);
       const gathered = new Float64Array(t);
       for (let query = 0; query < t; query++) {

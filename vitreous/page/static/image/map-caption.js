@@ -30,7 +30,8 @@ export class MapCaption {
     const { model, shown, query, layer, head, answer } = this.pane;
     const parts = [t(`map-${map}`)];
     if (["attention", "similarity"].includes(map)) parts.push(nameOf(query, model, shown));
-    if (["attention", "similarity", "pca"].includes(map)) parts.push(t("layer-n", { layer: layer + 1 }));
+    if (["attention", "similarity", "pca"].includes(map) || (map === "rollout" && layer < model.depth - 1))
+      parts.push(t("layer-n", { layer: layer + 1 }));
     if (map === "attention") parts.push(head === "mean" ? t("mean-of-heads") : t("head-n", { head: head + 1 }));
     if (["relevance", "occlusion"].includes(map)) parts.push(answer.targetLabel);
     return parts.join(" · ");

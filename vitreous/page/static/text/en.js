@@ -102,6 +102,11 @@ export const en = {
   "insertion-hint": "most important patches inserted first; higher is better",
   "curve-numbers": "area {auc}, random {random}", "better-than-random": "better than random", "worse-than-random": "no better than random",
 
+  // Layers of a map, saving
+  "layer-of": "Layer {layer} of {depth}", "layers-play": "Play the layers", "layers-pause": "Stop playing the layers",
+  "save-png": "Save PNG", "save-png-hint": "Save the image with its map and the prediction as a picture",
+  "save-gif": "Save GIF", "save-gif-hint": "Save the map of all layers as an animation", "saving-gif": "Recording layer {layer} of {depth}",
+
   // The walk
   "walk": "Walk through", "walk-title": "A patch on its way through the model", "walk-layer": "Layer", "walk-head": "Head",
   "walk-none": "The walk needs a Vision Transformer, and this model is not one.", "walk-loading": "Loading the numbers of this patch",

@@ -102,6 +102,11 @@ export const zh = {
   "insertion-hint": "先加入最重要的图像块；曲线越高越好",
   "curve-numbers": "曲线下面积 {auc}，随机顺序 {random}", "better-than-random": "优于随机顺序", "worse-than-random": "不优于随机顺序",
 
+  // 逐层播放与保存
+  "layer-of": "第 {layer} 层，共 {depth} 层", "layers-play": "逐层播放", "layers-pause": "停止播放",
+  "save-png": "保存 PNG", "save-png-hint": "把图像、当前的图和预测保存为一张图片",
+  "save-gif": "保存 GIF", "save-gif-hint": "把所有层的图保存为动画", "saving-gif": "正在录制第 {layer} 层，共 {depth} 层",
+
   // 逐步演示
   "walk": "逐步演示", "walk-title": "一个图像块穿过模型的旅程", "walk-layer": "层", "walk-head": "头",
   "walk-none": "逐步演示只支持 Vision Transformer，该模型不是。", "walk-loading": "正在加载这个图像块的数值",

@@ -599,7 +599,7 @@ export class Stage {
       context.fillRect(x, Math.min(base, base - height), Math.max(w, 0.75), Math.max(Math.abs(height), 0.5));
     }
     const words = soft > 0.5 ? t("walk-bars-weights", { most: percent(top) }) : t("walk-bars-scores", { most: short(most) });
-    this.#text(words, bars.x + bars.w, bars.y - 8, { size: 11, align: "right" });
+    this.#text(words, bars.x, bars.y - 8, { size: 11 });
     if (["scores", "bias"].includes(this.name)) {
       const { x, w } = this.#slot(this.#compared);
       context.globalAlpha = 1;

@@ -1,7 +1,7 @@
 // @ts-check
 // The walk: one patch through the model, step by step, with its actual numbers.
 
-import { byId, el, svg } from "../widgets/dom.js";
+import { byId, el, icon } from "../widgets/dom.js";
 import { formula } from "../widgets/equations.js";
 import { placeOf } from "../image/patch-geometry.js";
 import { patchOf } from "../image/query-token.js";
@@ -55,8 +55,8 @@ export class Walk {
     this.back = button(() => this.#step(-1), { class: "icon" });
     this.play = button(() => this.#toggle(), { class: "icon primary" });
     this.next = button(() => this.#step(1), { class: "icon" });
-    this.back.append(icon("M4 2v12h2V9l8 5V2L6 7V2z"));
-    this.next.append(icon("M12 2v12h-2V9l-8 5V2l8 5V2z"));
+    this.back.append(icon("back"));
+    this.next.append(icon("next"));
     this.speed = el("select", { onchange: () => (this.rate = Number(this.speed.value)) });
     this.speed.append(...SPEEDS.map((rate) => el("option", { value: rate }, `${rate}×`)));
     this.speed.value = this.rate = 1;
@@ -236,7 +236,7 @@ export class Walk {
 
   #playing(on) {
     this.playing = on;
-    this.play.replaceChildren(icon(on ? "M3 2h4v12H3zM9 2h4v12H9z" : "M4 2l10 6-10 6z"));
+    this.play.replaceChildren(icon(on ? "pause" : "play"));
     this.play.setAttribute("aria-label", t(on ? "walk-pause" : "walk-play"));
     this.play.title = t(on ? "walk-pause" : "walk-play");
   }
@@ -391,8 +391,6 @@ export class Walk {
     this.#seek(startOf(this.steps, index) + this.steps[index].seconds - 1e-3, false);
   }
 }
-
-const icon = (path) => svg("svg", { viewBox: "0 0 16 16", width: 14, height: 14, "aria-hidden": "true" }, svg("path", { d: path }));
 
 /** All digits of a float32 number. */
 const precise = (value) => String(Number(value.toPrecision(6))).replace("-", "−");

@@ -17,6 +17,17 @@ export const el = (name, attributes, ...children) => fill(document.createElement
 export const svg = (name, attributes, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
 export const byId = (id) => document.getElementById(id);
 
+const ICONS = {
+  play: "M4 2l10 6-10 6z",
+  pause: "M3 2h4v12H3zM9 2h4v12H9z",
+  back: "M4 2v12h2V9l8 5V2L6 7V2z",
+  next: "M12 2v12h-2V9l-8 5V2l8 5V2z",
+};
+
+/** Returns a symbol of a player: play, pause, back or next. */
+export const icon = (name) =>
+  svg("svg", { viewBox: "0 0 16 16", width: 14, height: 14, class: "symbol-icon", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
+
 /** Returns a small square in the colour of a class. */
 export function swatch(colour) {
   const node = el("span", { class: "swatch", "aria-hidden": "true" });

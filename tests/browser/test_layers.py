@@ -1,0 +1,65 @@
+"""Playing the layers of a map, and saving it."""
+
+import io
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from browser.actions import answered, attention, drop, expect_legend, sample_image, sent, settled
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def test_the_slider_shows_each_layer_of_each_map(open_page: Any, site: str) -> None:
+    page = open_page(site)
+    drop(page, sample_image())
+    answered(page)
+    slider = page.get_by_label("Layer 3 of 3")
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".map-title")).to_contain_text("layer 1")
+    weights = attention(site, sent(site, sample_image())["id"], 0).mean(axis=0)
+    expect_legend(page, weights[0, 1:].max())
+    for map in ("similarity", "rollout", "pca"):
+        page.locator(f"[data-map={map}]").click()
+        expect(page.get_by_label("Layer 1 of 3")).to_be_visible()
+    with page.expect_response(re.compile("rollout.*layer=1")):
+        page.locator("[data-map=rollout]").click()
+        page.get_by_label("Layer 1 of 3").press("ArrowRight")
+    page.locator("[data-map=relevance]").click()
+    expect(page.locator(".layer-slider")).to_be_hidden()  # relevance does not depend on the layer
+
+
+def test_playing_goes_through_the_layers(open_page: Any, site: str) -> None:
+    page = open_page(f"{site}/#image=balloon")
+    answered(page)
+    settled(page)
+    page.get_by_role("button", name="Play the layers").click()
+    for layer in (1, 2, 3, 1):
+        expect(page.locator(".map-title")).to_contain_text(f"layer {layer}")
+    page.get_by_role("button", name="Stop playing").click()
+    expect(page.get_by_role("button", name="Play the layers")).to_be_visible()
+
+
+def test_a_map_is_saved_as_png_and_its_layers_as_gif(open_page: Any, site: str) -> None:
+    page = open_page(f"{site}/#image=balloon&layer=2")
+    answered(page)
+    with page.expect_download() as png:
+        page.get_by_role("button", name="Save PNG").click()
+    assert png.value.suggested_filename == "birds-attention.png"
+    with Image.open(png.value.path()) as card:
+        assert card.width == 960
+    with page.expect_download() as gif:
+        page.get_by_role("button", name="Save GIF").click()
+    data = io.BytesIO(gif.value.path().read_bytes())
+    with Image.open(data) as frames:
+        assert frames.n_frames >= 3
+        first = np.asarray(frames.convert("RGB"), dtype=int)
+        frames.seek(1)
+        assert np.abs(np.asarray(frames.convert("RGB"), dtype=int) - first).mean() > 1  # another layer
+    expect(page.locator(".map-title")).to_contain_text("layer 2")  # as before
