@@ -53,7 +53,7 @@ def info(
 
     config, provenance = _find(name, num_classes, image_size)
     total = cost(config)
-    tokens = {"tokens": config.num_tokens} if config.num_tokens else {}
+    tokens = {"tokens": config.attention_shapes[0].tokens} if config.has_attention else {}
     costs = {"parameters": total.parameters, "flops": total.flops, **tokens, "activation_bytes": total.activation_bytes}
     if json:
         record = {"name": name, **costs, "config": to_dict(config), "provenance": provenance}

@@ -43,8 +43,8 @@ def cost(config: ModelConfig) -> Cost:
         fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
         counter = FlopCounterMode(display=False, custom_mapping=fused)
         with counter, memory, torch.no_grad():
-            model.eval()(images)
-        kept = _kept_for_backward(model.train(), images)
+            model.eval().requires_grad_(False)(images)  # the counter fails for views of trainable weights
+        kept = _kept_for_backward(model.train().requires_grad_(True), images)
     return Cost(sum(p.numel() for p in model.parameters()), counter.get_total_flops(), kept, memory.peak)
 
 
