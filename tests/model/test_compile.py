@@ -28,13 +28,12 @@ FAMILIES = {
     "BiT-R50x1": {"stages": (1, 1), "width": 32},
 }
 SIZES = {
-    "Swin-Ti/4": (40, 56),
+    "Swin-Ti/4": (40, 56),  # the windows do not fill the grid
     "ViT-Lite-7/4": (32, 32),
     "DINOv2-S/14": (56, 56),
     "DINOv2-g/14-reg": (56, 56),
     "EVA02-B/14": (56, 56),
 }
-SIZES["Swin-Ti/4"] = (40, 56)  # the windows do not fill the grid
 
 
 # jaxtyping's checks, which run only under pytest, cannot be traced.

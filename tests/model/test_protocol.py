@@ -45,7 +45,7 @@ def test_model_outputs_match_the_config(name: str) -> None:
     width = SMALL.width if getattr(config, "projection", None) else config.feature_width
     assert features.prefix.shape == (2, prefix, width)
     assert features.patches.shape == (2, patches, width)
-    assert config.num_tokens == (prefix + patches if config.has_attention else 0)
+    assert config.num_tokens == (prefix + patches if config.family == "vision-transformer" else 0)
     assert features.grid == backbone.config.grid == backbone.config.grid_for((24, 32))
     assert pooled.shape == (2, config.feature_width)
     assert len(model.heads) == 1 + config.distillation_token

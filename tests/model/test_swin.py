@@ -2,15 +2,18 @@
 
 import dataclasses
 import math
+from typing import cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.build import build
-from vitreous.model.swin import Swin, SwinBlock, Windows, join, pair_offsets, split
+from vitreous.model.swin import PatchMerging, Swin, SwinBlock, Windows, join, pair_offsets, split
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, WindowRule, fit_windows
+from vitreous.training.optimizer_step import learning_rates
 
 TINY = SwinConfig(
     image_size=(48, 64),
@@ -142,3 +145,40 @@ def test_half_precision_runs_with_masks_and_padding() -> None:
 def test_invalid_fields_are_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(TINY, **{field: value})
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_larger_windows_keep_the_relative_positions(version: SwinV1 | SwinV2) -> None:
+    model = perturbed(dataclasses.replace(TINY, version=version))
+    larger = model.resampled({"window": 6})
+    assert larger.config.stage_windows == ((6, 6), (6, 6))
+    assert torch.equal(model.resampled({"window": 4})(ones := torch.ones(1, 3, 48, 64)), model(ones))
+    old, new = (cast(SwinBlock, m.blocks[0]).attention.position for m in (model, larger))
+    before, after = (p((side, side)).reshape(2 * side - 1, 2 * side - 1, 2) for p, side in ((old, 4), (new, 6)))
+    if isinstance(version, SwinV1):  # as in Microsoft's load_pretrained
+        table = F.interpolate(before.permute(2, 0, 1)[None], size=(11, 11), mode="bicubic")[0].permute(1, 2, 0)
+        assert torch.allclose(after, table, atol=1e-6)
+    else:  # the bias of an offset stays the same
+        assert torch.allclose(after[2:-2, 2:-2], before, atol=1e-5)
+    build(larger.config).load_state_dict(larger.state_dict(), strict=True)
+
+
+def test_groups_of_learning_rates_contain_every_weight_before_the_final_norm_once() -> None:
+    model = build(TINY)
+    grouped = [id(weight) for group in model.lr_groups for module in group for weight in module.parameters()]
+    output = {id(weight) for module in (model.norm, model.head) for weight in module.parameters()}
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) | output == {id(weight) for weight in model.parameters()}
+    assert len(model.lr_groups) == 1 + 4
+    rates = learning_rates(model, 1.0, 0.5)
+    assert rates[cast(PatchMerging, model._stages[1].merge).reduction.weight] == 0.5**2
+
+
+def test_pyramid_has_the_widths_and_grids_of_the_stages() -> None:
+    model = perturbed(TINY)
+    images = torch.randn(1, 3, 50, 70)
+    first, last = model.pyramid(images)
+    assert (first.grid, last.grid) == ((13, 18), (7, 9))
+    assert (first.patches.shape[2], last.patches.shape[2]) == model.config.pyramid_widths
+    assert torch.equal(last.patches, model.features(images).patches)
+    assert torch.equal(first.patches, model.intermediate(images, [1])[0].patches)

@@ -136,6 +136,16 @@ class ModelConfig:
             """Height and width, in image pixels, of a patch in `Model.features`."""
 
     @property
+    def pyramid_widths(self) -> tuple[int, ...]:
+        """Widths of the feature maps of `Model.pyramid`, finest first."""
+        return (self.feature_width,)
+
+    @property
+    def resampled_fields(self) -> frozenset[str]:
+        """Fields that `Model.resampled` can change, because the weights can be resampled."""
+        return frozenset()
+
+    @property
     def output_kind(self) -> OutputKind:
         """Kind of output: classes, numbers, pooled features, or classes per pixel."""
         if not self.num_classes:

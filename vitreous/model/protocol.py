@@ -7,8 +7,8 @@ b: batch; c: channels; h, w: image height and width; d: feature dimension.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -54,6 +54,11 @@ class Model(nn.Module):
         return ()
 
     @property
+    def lr_groups(self) -> Sequence[Sequence[nn.Module]]:
+        """Groups of modules for layer-wise learning rates, from the input on: the embedding, then each block."""
+        return [self.embedding, *([block] for block in self.blocks)] if self.blocks else []
+
+    @property
     def image_filters(self) -> tuple[Float[Tensor, "k c ph pw"], str]:
         """Filters that the first layer applies to the image, and the name of this layer."""
         raise UnsupportedModel(f"the model has no image filters: it is a {self.config.summary}")
@@ -72,6 +77,10 @@ class Model(nn.Module):
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
         """Return the prefix tokens ([b, 0, d] if there are none) and patches of the last layer."""
         raise NotImplementedError
+
+    def pyramid(self, images: Float[Tensor, "b c h w"]) -> list[Features]:
+        """Return feature maps for dense prediction, finest first. Their widths are `config.pyramid_widths`."""
+        return [self.features(images)]
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         """Return one feature vector per image, which is the input of the head."""
@@ -119,6 +128,12 @@ class Model(nn.Module):
         model = copy.deepcopy(self)
         model.config = config
         return model
+
+    def resampled(self: M, fields: Mapping[str, Any]) -> M:
+        """Return a copy of the model with other values of `config.resampled_fields`."""
+        if fields:
+            raise UnsupportedModel(f"{', '.join(fields)} cannot be changed for a {self.config.summary}")
+        return self
 
     def new_head(self, num_classes: int) -> nn.Module:
         """Build a randomly initialised head with `num_classes` outputs."""

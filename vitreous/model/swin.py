@@ -19,9 +19,10 @@ all stages:
 b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; t: tokens in a window; d: width.
 """
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,7 @@ from vitreous.model.patch import PatchEmbedding
 from vitreous.model.pooling import AveragePooling
 from vitreous.model.position import PositionEmbedding, resample
 from vitreous.model.protocol import Model
-from vitreous.model.swin_config import SwinConfig, WindowRule, fit_windows
+from vitreous.model.swin_config import SwinConfig, SwinV2, WindowRule, fit_windows
 from vitreous.model.tokens import Features, Layout
 
 # ---- Windows ---------------------------------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ class BiasTable(nn.Module):
     def forward(self, window: Size) -> Float[Tensor, "offsets heads"]:
         return self._at(self.table, window).flatten(0, 1)
 
-    def resize(self, window: Size) -> None:
+    def resize(self, window: Size, pretrained_window: int = 0) -> None:
         table = self._at(self.table.detach(), window).clone(memory_format=torch.contiguous_format)
         self.table = nn.Parameter(table, requires_grad=self.table.requires_grad)
 
@@ -182,8 +183,8 @@ class BiasMlp(nn.Module):
         offsets = log_offsets(window, self.pretrained_window, weight.device).flatten(0, 1)
         return 16 * self.down(self.up(offsets.to(weight.dtype)).relu()).sigmoid()
 
-    def resize(self, window: Size) -> None:
-        """Nothing is stored for a window size."""
+    def resize(self, window: Size, pretrained_window: int = 0) -> None:
+        self.pretrained_window = pretrained_window
 
 
 def log_offsets(window: Size, pretrained_window: int, device: torch.device) -> Float[Tensor, "dy dx 2"]:
@@ -442,6 +443,14 @@ class Swin(Model):
             tokens, grid = stage(tokens, grid)
         return _features(self.norm(tokens), grid)
 
+    def pyramid(self, images: Float[Tensor, "b c h w"]) -> list[Features]:
+        """Return the tokens after each stage. The final norm applies to the last stage only."""
+        (tokens, grid), maps = self.embed(images), []
+        for stage in self.stages:
+            tokens, grid = stage(tokens, grid)
+            maps.append(_features(tokens, grid))
+        return [*maps[:-1], _features(self.norm(tokens), grid)]
+
     def embed(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Size]:
         """Cut the images into patches and project them. Images are zero-padded to whole patches."""
         check_images(images, self.config.channels)
@@ -461,6 +470,13 @@ class Swin(Model):
     @property
     def embedding(self) -> Sequence[nn.Module]:
         return (self.patches, self.patch_norm)
+
+    @property
+    def lr_groups(self) -> Sequence[Sequence[nn.Module]]:
+        """The merge before a stage belongs to the first block of the stage."""
+        merges = [stage.merge if number == 0 else None for stage, number in self._places]
+        blocks = zip(merges, self.blocks, strict=True)
+        return [self.embedding, *([block] if merge is None else [merge, block] for merge, block in blocks)]
 
     @property
     def image_filters(self) -> tuple[Float[Tensor, "k c ph pw"], str]:
@@ -557,10 +573,30 @@ class Swin(Model):
     def resized(self, image_size: int | Size) -> "Swin":
         """Return a copy of the model for another image size, with tables resampled once instead of in every call."""
         model = super().resized(image_size)
-        for stage, window in zip(model._stages, model.config.stage_windows, strict=True):
-            for block in stage.blocks:
-                cast(SwinBlock, block).attention.position.resize(window)
+        model._resize_windows()
         return model
+
+    def resampled(self, fields: Mapping[str, Any]) -> "Swin":
+        """Return a copy of the model with another `window`. Its relative positions are those of the old windows.
+
+        V1 resamples its tables. V2 computes the positions of larger windows in units of the old ones.
+        """
+        changes: dict[str, Any] = dict(fields)
+        if isinstance(self.config.version, SwinV2):
+            now = zip(self.config.pretrained_windows, self.config.stage_windows, strict=True)
+            changes["version"] = SwinV2(tuple(before or min(size) for before, size in now))
+        config = self.config.uncalibrated().override(changes)
+        model = copy.deepcopy(self)
+        model.config = config
+        model._resize_windows()
+        return model
+
+    def _resize_windows(self) -> None:
+        units = self.config.pretrained_windows
+        for number, (stage, window) in enumerate(zip(self._stages, self.config.stage_windows, strict=True)):
+            stage.window = self.config.window
+            for block in stage.blocks:
+                cast(SwinBlock, block).attention.position.resize(window, units[number])
 
     def _merge(self, module: PatchMerging, grid: Size, device: torch.device) -> Merge:
         indices = merged_indices(grid).to(device)

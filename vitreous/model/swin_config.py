@@ -129,6 +129,24 @@ class SwinConfig(ModelConfig):
         return tuple(self.width << stage for stage in range(len(self.depths)))
 
     @property
+    def pyramid_widths(self) -> tuple[int, ...]:
+        return self.stage_widths
+
+    @property
+    def resampled_fields(self) -> frozenset[str]:
+        return frozenset({"window"})
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head in the last stage."""
+        return self.feature_width // self.num_heads
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the MLP in the last stage."""
+        return self.stage_mlp_widths[-1]
+
+    @property
     def stage_mlp_widths(self) -> tuple[int, ...]:
         return tuple(int(round(self.mlp_ratio * width, 3)) for width in self.stage_widths)  # 3.999... is 4
 

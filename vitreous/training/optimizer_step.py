@@ -16,7 +16,6 @@ from torch.optim.sgd import sgd
 from vitreous.common.distributed import World
 from vitreous.data.loader import Batch
 from vitreous.inference.engine import mixed_precision
-from vitreous.model.block import Block
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import Task
 from vitreous.tasks.config import Optim
@@ -74,20 +73,24 @@ def build_optimizers(module: nn.Module, config: Optim, backbone: Model) -> Optim
     if config.optimizer != "muon":
         groups = _groups(named, config, rates)
         return Optimizers([_sgd(groups, config) if config.optimizer == "sgd" else _adamw(groups, config)])
-    inside = [(name, weight) for name, weight in named if ".blocks." in f".{name}" and weight.ndim == 2]
-    outside = [(name, weight) for name, weight in named if not (".blocks." in f".{name}" and weight.ndim == 2)]
+    inside = [(name, weight) for name, weight in named if ".blocks." in f".{name}" and _is_matrix(name, weight)]
+    outside = [(name, weight) for name, weight in named if not (".blocks." in f".{name}" and _is_matrix(name, weight))]
     muon = Muon(_groups(inside, config, rates), config.lr, config.momentum)
     return Optimizers([muon, _adamw(_groups(outside, config, rates), config)])
 
 
 def learning_rates(backbone: Model, lr: float, layer_decay: float) -> dict[nn.Parameter, float]:
     """Return the peak learning rates of the backbone: lr * layer_decay ** (L - i) in block i of L, as in MAE."""
-    blocks = backbone.blocks
-    below = [weight for module in backbone.embedding for weight in module.parameters()]
-    rates = dict.fromkeys(below, lr * layer_decay ** (len(blocks) + 1))
-    for number, block in enumerate(blocks):
-        rates |= dict.fromkeys(block.parameters(), lr * layer_decay ** (len(blocks) - number))
+    groups, rates = backbone.lr_groups, dict[nn.Parameter, float]()
+    for number, modules in enumerate(groups):
+        weights = [weight for module in modules for weight in module.parameters()]
+        rates |= dict.fromkeys(weights, lr * layer_decay ** (len(groups) - number))
     return rates
+
+
+def _is_matrix(name: str, weight: Tensor) -> bool:
+    """Return True for the matrices of attention and MLP layers, but not for those that compute positions."""
+    return weight.ndim == 2 and ".position." not in name
 
 
 def decays(name: str, weight: Tensor) -> bool:
@@ -294,13 +297,12 @@ class Delta(nn.Module):
         return weight + self.b @ self.a
 
 
-def add_lora(model: nn.Module, rank: int) -> None:
+def add_lora(model: Model, rank: int) -> None:
     """Freeze the linear layers of all blocks and add trainable low-rank matrices to them."""
-    for block in model.modules():
-        if isinstance(block, Block):
-            for linear in [part for part in block.modules() if isinstance(part, nn.Linear)]:
-                linear.requires_grad_(False)
-                parametrize.register_parametrization(linear, "weight", Delta(linear.weight, rank))
+    for block in model.blocks:
+        for linear in [part for part in block.modules() if isinstance(part, nn.Linear)]:
+            linear.requires_grad_(False)
+            parametrize.register_parametrization(linear, "weight", Delta(linear.weight, rank))
 
 
 # ---- Training step ---------------------------------------------------------------------------------------------------

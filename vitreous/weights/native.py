@@ -193,7 +193,9 @@ class NativeCheckpoint:
         self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
     ) -> Model:
         """Build the model with memory-mapped tensors."""
-        file, config = self.folder / WEIGHTS, self.stored.override(overrides)
+        resampled = {name: overrides[name] for name in overrides if name in self.stored.backbone.resampled_fields}
+        rest = {name: overrides[name] for name in overrides if name not in resampled}
+        file, config = self.folder / WEIGHTS, self.stored.override(rest)
         if (layers := config.num_layers) > len(self.header):  # check before building thousands of layers
             raise BadCheckpoint(f"{file} has {len(self.header)} tensors, too few for the {layers} layers in {CONFIG}")
         model = build_blank(config)
@@ -203,7 +205,7 @@ class NativeCheckpoint:
             model.familiarity = _read_familiarity(self.folder / FAMILIARITY, config.feature_width)
         if (self.folder / STATISTICS).is_file():
             set_statistics(model, *_read_statistics(self.folder / STATISTICS))
-        return adapt(model, self.stored, self.provenance, image_size, num_classes)
+        return adapt(model, self.stored, self.provenance, image_size, num_classes, resampled)
 
 
 def _read_familiarity(file: Path, width: int) -> Familiarity:
@@ -346,12 +348,15 @@ def adapt(
     provenance: Mapping[str, Any],
     image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
+    resampled: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Resize the model and replace its head if requested. Record the changes in its provenance."""
+    """Resize the model, replace its head and change `resampled` fields if requested. Record this in its provenance."""
     if num_classes is not None:
         model.replace_head(num_classes)
     if image_size is not None:
         model = model.resized(as_size(image_size))
+    if resampled:
+        model = model.resampled(resampled)
     before, after = to_dict(stored), to_dict(model.config)
     changes: list[dict[str, Any]] = [
         {"field": field, "from": before[field], "to": after[field]}
