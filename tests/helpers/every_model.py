@@ -11,8 +11,9 @@ from vitreous.model import options
 from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.masked import MaskedAutoencoder, MaskedPatchPrediction
-from vitreous.model.options import LinearDecoder, MaskDecoder
+from vitreous.model.options import LinearDecoder, MaskDecoder, PyramidDecoder
 from vitreous.model.protocol import ModelConfig
+from vitreous.model.swin_config import SwinConfig, SwinV2
 
 SMALL = ViTConfig(image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=48, num_classes=5)
 BARE = dataclasses.replace(SMALL, num_classes=0)
@@ -48,12 +49,17 @@ CHANGES: dict[str, dict[str, Any]] = {
     "stem": {"stem": options.ResNetStem((1, 1), 32), "patch_size": (1, 1)},
     "stem without stages": {"stem": options.ResNetStem((), 32), "patch_size": (2, 2)},
 }
+SWIN = SwinConfig((24, 32), width=16, depths=(1, 2), stage_heads=(1, 2), window=(4, 4), num_classes=5)
 VITS: dict[str, ViTConfig] = {name: dataclasses.replace(SMALL, **changes) for name, changes in CHANGES.items()}
 CONFIGS: dict[str, ModelConfig] = {
     **VITS,
     "ResNet": ResNetConfig(image_size=(24, 32), stages=(1, 1), width=32, num_classes=5),
     "linear decoder": SegmenterConfig(BARE, LinearDecoder(cells=2), num_classes=3),
     "mask decoder": SegmenterConfig(BARE, MaskDecoder(), num_classes=3),
+    "Swin": SWIN,
+    "Swin V2": dataclasses.replace(SWIN, version=SwinV2(), window_rule="timm"),
+    "pyramid decoder": SegmenterConfig(SWIN.with_classes(0), PyramidDecoder(8), num_classes=3),
+    "Swin, mask decoder": SegmenterConfig(SWIN.with_classes(0), MaskDecoder(1), num_classes=3),
 }
 MASKED: dict[str, Callable[[], nn.Module]] = {
     "MPP": lambda: MaskedPatchPrediction(build(BARE)),  # type: ignore[arg-type]

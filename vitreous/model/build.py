@@ -15,7 +15,7 @@ from vitreous.model.patch import PatchEmbedding
 from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenPooling, Pooling
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.resnet import HybridStem, ResNet
-from vitreous.model.segmenter import MaskTransformer, Segmenter
+from vitreous.model.segmenter import MaskTransformer, PyramidFusion, Segmenter
 from vitreous.model.swin import (
     BiasMlp,
     BiasTable,
@@ -141,14 +141,18 @@ def build_swin_block(config: SwinConfig, stage: int, layer: int) -> SwinBlock:
     )
 
 
-def build_segmenter(config: SegmenterConfig, encoder: ViT | None = None) -> Segmenter:
+def build_segmenter(config: SegmenterConfig, encoder: Model | None = None) -> Segmenter:
     """Build a segmenter, optionally around an existing encoder."""
+    widths, classes = config.encoder.pyramid_widths, config.num_classes
     match config.decoder:
         case options.LinearDecoder(cells):
-            decoder: nn.Module = xavier_(nn.Linear(config.encoder.width, config.num_classes * cells**2))
+            decoder: nn.Module = xavier_(nn.Linear(widths[-1], classes * cells**2))
         case options.MaskDecoder(depth):
-            decoder = MaskTransformer(config.encoder, config.num_classes, depth)
-    return Segmenter(config, build_vit(config.encoder) if encoder is None else encoder, decoder)
+            shape = (config.encoder.num_heads, config.encoder.head_dim, config.encoder.mlp_width)
+            decoder = MaskTransformer(widths[-1], *shape, config.encoder.norm_eps, classes, depth)
+        case options.PyramidDecoder(width):
+            decoder = PyramidFusion(widths, width, classes, config.encoder.norm_eps)
+    return Segmenter(config, build(config.encoder) if encoder is None else encoder, decoder)
 
 
 def build_block(config: ViTConfig, layer: int) -> Block:

@@ -163,6 +163,10 @@ class ViTConfig(ModelConfig):
         return label_of(self.position)
 
     @property
+    def pyramid_widths(self) -> tuple[int, ...]:
+        return (self.width,)
+
+    @property
     def num_tokens(self) -> int:
         return self.num_prefix_tokens + math.prod(self.grid)
 
@@ -352,23 +356,26 @@ class ResNetConfig(ModelConfig):
         return f"BiT ResNet (width {self.width}, stages {', '.join(map(str, self.stages))})"
 
 
+EncoderConfig = ViTConfig | SwinConfig  # encoders of a segmenter
+
+
 @dataclass(frozen=True)
 class SegmenterConfig(ModelConfig):
-    """Config of a segmentation model: a Vision Transformer with a per-pixel decoder."""
+    """Config of a segmentation model: a Transformer with a per-pixel decoder."""
 
-    encoder: ViTConfig
+    encoder: EncoderConfig
     decoder: DecoderConfig = LinearDecoder()
     num_classes: int = 2
     labels: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()  # pixel value of each class in mask files
 
     def __post_init__(self) -> None:
-        check_kind("encoder", self.encoder, (ViTConfig,))
+        check_kind("encoder", self.encoder, get_args(EncoderConfig))
         check_kind("decoder", self.decoder, get_args(DecoderConfig))
         if self.encoder.num_classes:
             fail("encoder.num_classes", self.encoder.num_classes, "0, because the decoder replaces the head")
-        if self.encoder.patch_dropout:
-            fail("encoder.patch_dropout", self.encoder.patch_dropout, "0 for a segmenter")
+        if dropped := getattr(self.encoder, "patch_dropout", 0):
+            fail("encoder.patch_dropout", dropped, "0 for a segmenter")
         check_whole("num_classes", self.num_classes, 2, IGNORED)  # masks have 8 bits, and IGNORED is reserved
         check_classes(self.num_classes, self.labels)
         if self.ids and len(set(self.ids)) != self.num_classes:
@@ -401,7 +408,7 @@ class SegmenterConfig(ModelConfig):
         return 2 * 4 * self.num_classes * math.prod(self.image_size)  # float32 logits of every pixel, and their softmax
 
     @property
-    def backbone(self) -> ViTConfig:
+    def backbone(self) -> EncoderConfig:
         return self.encoder
 
     @property
@@ -430,8 +437,7 @@ class SegmenterConfig(ModelConfig):
 
     @property
     def summary(self) -> str:
-        decoder = "a linear decoder" if isinstance(self.decoder, LinearDecoder) else "a mask transformer"
-        return f"{self.encoder.summary} with {decoder}"
+        return f"{self.encoder.summary} with a {label_of(self.decoder)}"
 
     def details(self) -> list[tuple[str, str]]:
         return [("decoder", str(self.decoder)), *self.encoder.details()]

@@ -361,13 +361,29 @@ class LinearDecoder:
 class MaskDecoder:
     """Segmenter's mask transformer (arXiv 2105.05633): self-attention over patches and one token per class."""
 
+    label = "mask transformer"
+
     depth: int = 2
 
     def __post_init__(self) -> None:
         check_whole("decoder.depth", self.depth, 1, 64)
 
 
-DecoderConfig = LinearDecoder | MaskDecoder
+@dataclass(frozen=True)
+class PyramidDecoder:
+    """Scores the classes at the resolution of the first stage, from the feature maps of all stages.
+
+    Each map is normalised, projected to `width` and enlarged; a linear layer with GELU combines them, as in SegFormer
+    (arXiv 2105.15203).
+    """
+
+    width: int = 256
+
+    def __post_init__(self) -> None:
+        check_whole("decoder.width", self.width, 1, 2**16)
+
+
+DecoderConfig = LinearDecoder | MaskDecoder | PyramidDecoder
 
 # Mask value of unlabelled pixels, which losses and metrics ignore.
 IGNORED = 255

@@ -1,10 +1,11 @@
-"""Semantic segmentation: a ViT without a head, and a decoder that scores the classes of each patch (Segmenter).
+"""Semantic segmentation: an encoder without a head, and a decoder that scores the classes of each patch (Segmenter).
 
 b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: classes; d: width.
 """
 
 import copy
 import itertools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +15,12 @@ from torch import Tensor, nn
 from vitreous.common.checks import Size, as_size
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.block import Block, GeluMlp
-from vitreous.model.config import SegmenterConfig, ViTConfig
+from vitreous.model.config import SegmenterConfig
 from vitreous.model.init import small_, xavier_
 from vitreous.model.inputs import check_images
-from vitreous.model.options import LinearDecoder
+from vitreous.model.options import LinearDecoder, PyramidDecoder
 from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features
-from vitreous.model.vit import ViT
 
 
 class Segmenter(Model):
@@ -33,13 +33,13 @@ class Segmenter(Model):
     torch.Size([1, 3, 50, 70])
     """
 
-    def __init__(self, config: SegmenterConfig, encoder: ViT, decoder: nn.Module):
+    def __init__(self, config: SegmenterConfig, encoder: Model, decoder: nn.Module):
         super().__init__()
         self.config: SegmenterConfig = config
         self.encoder, self.decoder = encoder, decoder
 
     @property
-    def backbone(self) -> ViT:
+    def backbone(self) -> Model:
         return self.encoder
 
     @property
@@ -63,6 +63,8 @@ class Segmenter(Model):
 
     def scores(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
         """Return class scores at the decoder's resolution: per cell for a linear decoder, otherwise per patch."""
+        if isinstance(self.config.decoder, PyramidDecoder):
+            return self.decoder(self.encoder.pyramid(images))
         features = self.encoder.features(images)
         scores = self.decoder(features.patches).transpose(1, 2).unflatten(2, features.grid)
         cells = self.config.decoder.cells if isinstance(self.config.decoder, LinearDecoder) else 1
@@ -77,24 +79,32 @@ class Segmenter(Model):
 class MaskTransformer(nn.Module):
     """Transformer blocks over patch and class tokens. Scores are normalised cosine similarities between the two."""
 
-    def __init__(self, config: ViTConfig, num_classes: int, depth: int):
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int | None,
+        mlp_width: int,
+        norm_eps: float,
+        num_classes: int,
+        depth: int,
+    ):
         super().__init__()
-        width = config.width
         self.projection = xavier_(nn.Linear(width, width))
         self.classes = nn.Parameter(small_(torch.empty(1, num_classes, width)))
         self.blocks = nn.ModuleList(
             Block(
-                SelfAttention(width, config.num_heads, head_dim=config.head_dim),
-                GeluMlp(width, config.mlp_width, "erf"),
+                SelfAttention(width, num_heads, head_dim=head_dim),
+                GeluMlp(width, mlp_width, "erf"),
                 width,
-                config.norm_eps,
+                norm_eps,
             )
             for _ in range(depth)
         )
-        self.norm = nn.LayerNorm(width, config.norm_eps)
+        self.norm = nn.LayerNorm(width, norm_eps)
         self.to_patch = nn.Linear(width, width, bias=False)
         self.to_class = nn.Linear(width, width, bias=False)
-        self.mask_norm = nn.LayerNorm(num_classes, config.norm_eps)
+        self.mask_norm = nn.LayerNorm(num_classes, norm_eps)
 
     def forward(self, patches: Float[Tensor, "b n d"]) -> Float[Tensor, "b n k"]:
         tokens = torch.cat([self.projection(patches), self.classes.expand(patches.shape[0], -1, -1)], dim=1)
@@ -103,6 +113,25 @@ class MaskTransformer(nn.Module):
         patches, classes = self.norm(tokens).split([patches.shape[1], self.classes.shape[1]], dim=1)
         patches, classes = (F.normalize(x, dim=-1) for x in (self.to_patch(patches), self.to_class(classes)))
         return self.mask_norm(patches @ classes.transpose(1, 2))
+
+
+class PyramidFusion(nn.Module):
+    """Combines feature maps of several stages at the resolution of the first one."""
+
+    def __init__(self, widths: Sequence[int], width: int, num_classes: int, norm_eps: float):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(inputs, norm_eps) for inputs in widths)
+        self.projections = nn.ModuleList(xavier_(nn.Linear(inputs, width)) for inputs in widths)
+        self.fusion = xavier_(nn.Linear(len(widths) * width, width))
+        self.classifier = xavier_(nn.Linear(width, num_classes))
+
+    def forward(self, maps: Sequence[Features]) -> Float[Tensor, "b k gh gw"]:
+        grid, parts = maps[0].grid, []
+        for features, norm, projection in zip(maps, self.norms, self.projections, strict=True):
+            x = projection(norm(features.patches)).transpose(1, 2).unflatten(2, features.grid)
+            parts.append(F.interpolate(x, grid, mode="bilinear", align_corners=False))
+        fused = F.gelu(self.fusion(torch.cat(parts, dim=1).permute(0, 2, 3, 1)))
+        return self.classifier(fused).permute(0, 3, 1, 2)
 
 
 # ---- Sliding window --------------------------------------------------------------------------------------------------

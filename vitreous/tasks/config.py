@@ -131,8 +131,9 @@ class Masking:
 class Segmenting:
     """Options for semantic segmentation (--task segment)."""
 
-    decoder: Literal["linear", "mask"] | None = None
-    """linear: a linear layer on each patch; mask: a transformer over patch and class tokens (Segmenter)."""
+    decoder: Literal["linear", "mask", "pyramid"] | None = None
+    """linear: a linear layer on each patch; mask: a transformer over patch and class tokens (Segmenter); pyramid: an
+    MLP on the feature maps of all stages, the default for Swin."""
     cells: int | None = None
     """Linear decoder: number of predictions per patch in each direction; more cells give finer outlines."""
     mask_blocks: int | None = None
@@ -147,10 +148,10 @@ class Segmenting:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1, 64)
         check_real("dice", self.dice, 0, 100)
-        if self.decoder == "mask" and self.cells is not None:
-            fail("cells", self.cells, "omitted with --decoder mask")
-        if self.decoder == "linear" and self.mask_blocks is not None:
-            fail("mask_blocks", self.mask_blocks, "omitted with --decoder linear")
+        if self.decoder in ("mask", "pyramid") and self.cells is not None:
+            fail("cells", self.cells, f"omitted with --decoder {self.decoder}")
+        if self.decoder in ("linear", "pyramid") and self.mask_blocks is not None:
+            fail("mask_blocks", self.mask_blocks, f"omitted with --decoder {self.decoder}")
 
 
 @dataclass(frozen=True)

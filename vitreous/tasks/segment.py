@@ -6,7 +6,7 @@ b: batch; c: channels; h, w: height and width.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,10 +22,11 @@ from vitreous.data import Augmentation, Batch, DataSet, Source, open_masked
 from vitreous.data.augment.batch import augment_with_masks
 from vitreous.inference.mask_images import background_of, hex_colours, overlay
 from vitreous.inference.predictor import SegmentPredictor
-from vitreous.model import Model, ModelConfig, Segmenter, SegmenterConfig, ViT, ViTConfig
+from vitreous.model import Model, ModelConfig, Segmenter, SegmenterConfig
 from vitreous.model.build import build_segmenter
+from vitreous.model.config import EncoderConfig
 from vitreous.model.inputs import denormalise, normalise
-from vitreous.model.options import IGNORED, DecoderConfig, LinearDecoder, MaskDecoder
+from vitreous.model.options import IGNORED, DecoderConfig, LinearDecoder, MaskDecoder, PyramidDecoder
 from vitreous.report import plots
 from vitreous.report.html import (
     Html,
@@ -95,9 +96,11 @@ class Segment(Task):
     @classmethod
     def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
         """Choose `cells` for a new linear decoder. If the checkpoint has a decoder, keep it."""
-        options = config.segmenting
-        if options.decoder == "mask" or options.cells or options.mask_blocks:
+        options, planned = config.segmenting, base.planned_config(config, init)
+        if options.decoder in ("mask", "pyramid") or options.cells or options.mask_blocks:
             return []
+        if options.decoder is None and len(planned.backbone.pyramid_widths) > 1 and planned.backbone is planned:
+            return [Choice("decoder", "pyramid", "for a model with several stages")]
         if init is None:
             return [Choice("cells", 8, "for outlines finer than a patch")]
         if options.decoder is None and isinstance(checkpoint := base.checkpoint_config(config, init), SegmenterConfig):
@@ -114,11 +117,10 @@ class Segment(Task):
     @classmethod
     def planned_config(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> ModelConfig:
         planned = base.planned_config(config, init)
-        encoder = planned.backbone
-        if not isinstance(encoder, ViTConfig):
-            return encoder
-        plain = dataclasses.replace(encoder, num_classes=0, labels=(), patch_dropout=0.0)
-        return SegmenterConfig(plain, decoder_for(config.segmenting, planned), len(data.mask_classes))
+        if not planned.backbone.has_attention:
+            return planned.backbone
+        encoder = segmenter_encoder(planned.backbone.with_classes(0), patch_dropout=0.0)
+        return SegmenterConfig(encoder, decoder_for(config.segmenting, planned), len(data.mask_classes))
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> Segmenter:
@@ -135,13 +137,14 @@ class Segment(Task):
             model.encoder.pool.requires_grad_(False)
             return model
         encoder = model.backbone
-        if not isinstance(encoder, ViT):
-            fail("model", config.model or str(config.init), "a ViT for --task segment")
+        if not encoder.config.has_attention:
+            fail("model", config.model or str(config.init), "a Transformer for --task segment")
         encoder.replace_head(0)
         # All pixels are predicted, so do not centre-crop images, and drop patches only on request.
         preprocessing = dataclasses.replace(encoder.config.preprocessing, fit="crop", crop_fraction=1.0)
-        dropped = config.patch_dropout or 0.0
-        encoder.config = dataclasses.replace(encoder.config, preprocessing=preprocessing, patch_dropout=dropped)
+        encoder.config = segmenter_encoder(
+            encoder.config, preprocessing=preprocessing, patch_dropout=config.patch_dropout or 0.0
+        )
         segmenter = build_segmenter(SegmenterConfig(encoder.config, decoder, len(classes), classes, ids), encoder)
         vars(segmenter)["provenance"] = provenance_of(model)
         segmenter.encoder.pool.requires_grad_(False)  # the decoder does not use the pooling
@@ -201,12 +204,21 @@ class Segment(Task):
         return torch.stack([_with_mask(_rgb(image), mask, background) for image, mask in pairs])
 
 
+def segmenter_encoder(encoder: ModelConfig, **fields: Any) -> EncoderConfig:
+    """Return the config of a segmenter's encoder with other values of those fields that it has."""
+    known = {field.name for field in dataclasses.fields(encoder)}
+    changed = dataclasses.replace(encoder, **{name: value for name, value in fields.items() if name in known})
+    return cast(EncoderConfig, changed)  # SegmenterConfig checks the class
+
+
 def decoder_for(options: Segmenting, start: ModelConfig | None) -> DecoderConfig:
     """Return the decoder that the options select. The default is the checkpoint's decoder or, without one, linear."""
     if isinstance(start, SegmenterConfig) and (options.decoder, options.cells, options.mask_blocks) == (None,) * 3:
         return start.decoder
     if options.decoder == "mask" or (options.decoder is None and options.mask_blocks is not None):
         return MaskDecoder(options.mask_blocks or 2)
+    if options.decoder == "pyramid":
+        return PyramidDecoder()
     return LinearDecoder(options.cells or 1)
 
 
