@@ -18,6 +18,7 @@ from optional_imports import import_timm
 from parity import noisy
 from vitreous.common.checks import BadValue
 from vitreous.model.config import ResNetConfig, ViTConfig
+from vitreous.model.meta_build import build_blank
 from vitreous.model.presets import PRESETS
 from vitreous.weights import load as loading
 from vitreous.weights.catalog import BY_PRESET, CATALOG
@@ -30,7 +31,20 @@ SMALL = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"  # the smallest repository: 
 # ---- The table -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CATALOG)
+TIMM = [name for name, entry in CATALOG.items() if "/" not in entry.model]
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG if name not in TIMM])
+def test_entry_of_another_repository_agrees_with_its_preset(name: str) -> None:
+    entry = CATALOG[name]
+    config = PRESETS[entry.preset]
+    assert config.image_size == (entry.image_size, entry.image_size)
+    model = build_blank(config)
+    assert math.isclose(entry.parameters, sum(weight.numel() for weight in model.parameters()) / 1e6, abs_tol=0.06)
+    assert f"patch{config.patch_stride[0]}" in entry.model
+
+
+@pytest.mark.parametrize("name", TIMM)
 def test_entry_agrees_with_timm(name: str) -> None:
     timm, entry = import_timm(), CATALOG[name]
     known = timm.get_pretrained_cfg(entry.model)
@@ -55,14 +69,14 @@ def test_facts_have_the_right_form() -> None:
     for name, entry in CATALOG.items():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", name)
         assert re.fullmatch(r"\d{4}\.\d{5}", entry.paper)
-        assert entry.top1 is None or 70 < entry.top1 < 90
+        assert entry.top1 is None or 60 < entry.top1 < 90
         assert ("-384" in name) == (entry.image_size == 384)
         assert name.endswith("-in21k") == entry.model.endswith(("augreg_in21k", "orig_in21k", "goog_in21k"))
     assert len({entry.model for entry in CATALOG.values()}) == len(CATALOG)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", TIMM)
 def test_repository_layout_gives_timm_outputs(name: str, tmp_path: Path) -> None:
     """One block of each model, in the files that timm pushes to its repositories."""
     timm, entry = import_timm(), CATALOG[name]

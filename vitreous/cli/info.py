@@ -100,8 +100,9 @@ def _print_pretrained(name: str, as_json: bool) -> None:
         print(json_module.dumps({"name": name, **_record(entry)}, indent=2))
         return
     table = Table(box=None, show_header=False, title=name, title_justify="left")
+    text = " and a text tower" if "/" in entry.model else ""
     rows = {
-        "source": f"{entry.source} (about {entry.parameters * 4:,.0f} MB, not downloaded by this command)",
+        "source": f"{entry.source} (about {entry.parameters * 4:,.0f} MB{text}, not downloaded by this command)",
         "license": entry.license,
         "paper": f"https://arxiv.org/abs/{entry.paper}",
         "preset": entry.preset or "none",

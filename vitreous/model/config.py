@@ -200,12 +200,17 @@ class ViTConfig(ModelConfig):
     def details(self) -> list[tuple[str, str]]:
         (gh, gw), (ph, pw) = self.grid, self.patch_size
         stem = "" if self.stem is None else f" on the feature map of a ResNet with stages {self.stem.stages}"
+        embedding = "" if self.projection is None else f", then a projection to {self.projection} features"
+        before = ", also before the first block" if self.pre_norm else ""
         return [
             ("patches", f"{gh} x {gw}, each {ph} x {pw}{stem}"),
             ("tokens", f"{self.num_tokens} = {self.num_prefix_tokens} prefix + {gh * gw} patches"),
-            ("encoder", f"width {self.width}, depth {self.depth}, {self.num_heads} heads, MLP {self.mlp_width}"),
+            (
+                "encoder",
+                f"width {self.width}, depth {self.depth}, {self.num_heads} heads, MLP {self.mlp_width}{embedding}",
+            ),
             ("parts", ", ".join(str(part) for part in (self.position, self.mlp, self.pool, self.head))),
-            ("numerics", f"LayerNorm eps {self.norm_eps:g}"),
+            ("numerics", f"LayerNorm eps {self.norm_eps:g}{before}"),
         ]
 
     def grid_for(self, image_size: Size) -> Size:

@@ -1,6 +1,8 @@
 """Catalog of pretrained weights: short names such as `dinov2-s` for repositories on the Hugging Face Hub.
 
-All entries are timm's copies of the published weights (`model.safetensors` and `config.json`), downloaded by `hub.py`.
+Most entries are timm's copies of the published weights (`model.safetensors` and `config.json`), downloaded by `hub.py`.
+CLIP and SigLIP are the authors' files for transformers, because timm's copies use another GELU; they contain a text
+tower, which is not loaded.
 The Hub publishes the SHA-256 of each file, and every download is checked against it. This module does not import torch.
 
 Names: family, size and patch (`augreg-b16`), then `-reg` (registers), `-distilled`, `-384` (image size), `-in21k`
@@ -20,6 +22,7 @@ OWNER = "timm"
 # Meanings of `top1`. timm evaluates all models that have an ImageNet-1k head (its results-imagenet.csv).
 EVALUATED = "ImageNet-1k top-1 of these weights, measured by timm"
 LINEAR = "ImageNet-1k top-1 of a linear probe, reported by the authors"
+ZERO_SHOT = "ImageNet-1k top-1 without training, by comparison with texts, measured by OpenCLIP"
 FINE_TUNED = "ImageNet-1k top-1 after fine-tuning, reported by the authors"
 FINE_TUNED_224 = "ImageNet-1k top-1 after fine-tuning at 224 pixels (the entry without -in21k), measured by timm"
 FINE_TUNED_448 = "ImageNet-1k top-1 after fine-tuning at 448 pixels (the entry without -in21k), measured by timm"
@@ -30,7 +33,7 @@ FINE_TUNED_384 = "ImageNet-1k top-1 after fine-tuning at 384 pixels, reported by
 class Pretrained:
     """Pretrained weights on the Hugging Face Hub."""
 
-    model: str  # timm's name
+    model: str  # timm's name, or owner/name of another repository
     preset: str  # preset with the same architecture; "" if there is none
     image_size: int
     parameters: float  # in millions, including the head
@@ -41,7 +44,7 @@ class Pretrained:
 
     @property
     def repository(self) -> str:
-        return f"{OWNER}/{self.model}"
+        return self.model if "/" in self.model else f"{OWNER}/{self.model}"
 
     @property
     def source(self) -> str:
@@ -54,7 +57,7 @@ def _family(
     return {name: Pretrained(*row, measured, license, paper) for name, row in rows.items()}
 
 
-# name: timm's model, preset, image size, millions of parameters, top-1 in percent
+# name: model, preset, image size, millions of parameters, top-1 in percent
 CATALOG: dict[str, Pretrained] = {
     **_family("2304.07193", "apache-2.0", LINEAR, {
         "dinov2-s": ("vit_small_patch14_dinov2.lvd142m", "DINOv2-S/14", 518, 22.1, 81.1),
@@ -131,6 +134,47 @@ CATALOG: dict[str, Pretrained] = {
         "vit-b16-384": ("vit_base_patch16_384.orig_in21k_ft_in1k", "ViT-B/16", 384, 86.9, 84.2),
         "vit-l32-384": ("vit_large_patch32_384.orig_in21k_ft_in1k", "ViT-L/32", 384, 306.6, 81.5),
         "vit-r50-b16-384": ("vit_base_r50_s16_384.orig_in21k_ft_in1k", "R50+ViT-B/16", 384, 99.0, 85.0),
+    }),
+    **_family("2103.00020", "mit", ZERO_SHOT, {
+        "clip-b32": ("openai/clip-vit-base-patch32", "CLIP-B/32", 224, 87.8, 63.3),
+        "clip-b16": ("openai/clip-vit-base-patch16", "CLIP-B/16", 224, 86.2, 68.3),
+        "clip-l14": ("openai/clip-vit-large-patch14", "CLIP-L/14", 224, 304.0, 75.5),
+        "clip-l14-336": ("openai/clip-vit-large-patch14-336", "CLIP-L/14-336", 336, 304.3, 76.6),
+    }),
+    **_family("2212.07143", "apache-2.0", ZERO_SHOT, {
+        "openclip-b32": ("vit_base_patch32_clip_224.laion2b", "OpenCLIP-B/32", 224, 87.8, 66.6),
+        "openclip-b16": ("vit_base_patch16_clip_224.laion2b", "OpenCLIP-B/16", 224, 86.2, 70.2),
+        "openclip-l14": ("vit_large_patch14_clip_224.laion2b", "OpenCLIP-L/14", 224, 304.0, 75.3),
+        "openclip-h14": ("vit_huge_patch14_clip_224.laion2b", "OpenCLIP-H/14", 224, 632.1, 78.0),
+        "openclip-g14": ("vit_giant_patch14_clip_224.laion2b", "OpenCLIP-g/14", 224, 1012.6, None),
+        "openclip-bigg14": ("vit_gigantic_patch14_clip_224.laion2b", "OpenCLIP-bigG/14", 224, 1844.9, 80.1),
+    }),
+    **_family("2303.15343", "apache-2.0", ZERO_SHOT, {
+        "siglip-b16": ("google/siglip-base-patch16-224", "SigLIP-B/16", 224, 92.9, 76.0),
+        "siglip-b16-256": ("google/siglip-base-patch16-256", "SigLIP-B/16-256", 256, 92.9, 76.5),
+        "siglip-b16-384": ("google/siglip-base-patch16-384", "SigLIP-B/16-384", 384, 93.2, 78.5),
+        "siglip-b16-512": ("google/siglip-base-patch16-512", "SigLIP-B/16-512", 512, 93.5, 79.1),
+        "siglip-l16-256": ("google/siglip-large-patch16-256", "SigLIP-L/16-256", 256, 316.0, 80.5),
+        "siglip-l16-384": ("google/siglip-large-patch16-384", "SigLIP-L/16-384", 384, 316.3, 82.1),
+        "siglip-so400m14": ("google/siglip-so400m-patch14-224", "SigLIP-So400m/14", 224, 427.7, 82.0),
+        "siglip-so400m14-384": ("google/siglip-so400m-patch14-384", "SigLIP-So400m/14-384", 384, 428.2, 83.1),
+    }),
+    **_family("2502.14786", "apache-2.0", ZERO_SHOT, {
+        "siglip2-b16": ("google/siglip2-base-patch16-224", "SigLIP2-B/16", 224, 92.9, None),
+        "siglip2-b16-256": ("google/siglip2-base-patch16-256", "SigLIP2-B/16-256", 256, 92.9, None),
+        "siglip2-b16-384": ("google/siglip2-base-patch16-384", "SigLIP2-B/16-384", 384, 93.2, None),
+        "siglip2-b16-512": ("google/siglip2-base-patch16-512", "SigLIP2-B/16-512", 512, 93.5, None),
+        "siglip2-b32-256": ("google/siglip2-base-patch32-256", "SigLIP2-B/32-256", 256, 94.6, None),
+        "siglip2-l16-256": ("google/siglip2-large-patch16-256", "SigLIP2-L/16-256", 256, 316.0, None),
+        "siglip2-l16-384": ("google/siglip2-large-patch16-384", "SigLIP2-L/16-384", 384, 316.3, None),
+        "siglip2-l16-512": ("google/siglip2-large-patch16-512", "SigLIP2-L/16-512", 512, 316.7, None),
+        "siglip2-so400m14": ("google/siglip2-so400m-patch14-224", "SigLIP2-So400m/14", 224, 427.7, None),
+        "siglip2-so400m14-384": ("google/siglip2-so400m-patch14-384", "SigLIP2-So400m/14-384", 384, 428.2, None),
+        "siglip2-so400m16-256": ("google/siglip2-so400m-patch16-256", "SigLIP2-So400m/16-256", 256, 427.9, None),
+        "siglip2-so400m16-384": ("google/siglip2-so400m-patch16-384", "SigLIP2-So400m/16-384", 384, 428.3, None),
+        "siglip2-so400m16-512": ("google/siglip2-so400m-patch16-512", "SigLIP2-So400m/16-512", 512, 428.8, None),
+        "siglip2-g16-256": ("google/siglip2-giant-opt-patch16-256", "SigLIP2-g-opt/16-256", 256, 1163.2, None),
+        "siglip2-g16-384": ("google/siglip2-giant-opt-patch16-384", "SigLIP2-g-opt/16-384", 384, 1163.7, None),
     }),
     **_family("1912.11370", "apache-2.0", EVALUATED, {
         "bit-r50x1": ("resnetv2_50x1_bit.goog_in21k_ft_in1k", "BiT-R50x1", 448, 25.5, 80.4),
