@@ -267,6 +267,38 @@ def test_hovering_redraws_without_a_request(open_page: Any, site: str, watch: An
     record_property("hover_median_ms", float(np.median(times)))
 
 
+def test_a_model_with_many_tokens_loads_only_the_attention_of_the_query(open_page: Any, site: str, watch: Any) -> None:
+    """The limit is lowered, because a real model with so many tokens is slow. Hovering loads the layer that is shown."""
+
+    def lower(route: Any) -> None:
+        script = route.fetch().text()
+        assert "64e6" in script
+        route.fulfill(body=script.replace("64e6", "8e3"), content_type="text/javascript")
+
+    page = open_page("about:blank", wait=False)
+    page.route("**/app/prefetch.js", lower)
+    page.goto(f"{site}/#model=birds")
+    page.locator("body[data-ready=yes]").wait_for()
+    drop(page, sample_image())
+    answered(page)
+    settled(page)
+    assert not [url for url in watch.requests if "/attention/" in url]
+    weights = [attention(site, sent(site, sample_image())["id"], layer) for layer in range(3)]
+    expect_legend(page, weights[2].mean(axis=0)[0, 1:].max())
+    page.get_by_role("gridcell", name="Layer 1, head 2").click()
+    expect_legend(page, weights[0][1, 0, 1:].max())
+    expect(page.locator(".cells button.waiting")).to_have_count(0)
+    page.locator(".picture").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".map-title")).to_contain_text("patch in row 4, column 5")
+    expect_legend(page, weights[0][1, 1 + 3 * 8 + 4, 1:].max())
+    page.get_by_role("button", name="mean over patches").click()
+    expect_legend(page, weights[0][1, 1:, 1:].mean(axis=0).max())
+    assert not [url for url in watch.requests if "/attention/" in url]
+    hover(page, 1, 2)
+    expect_legend(page, weights[0][1, 1 + 1 * 8 + 2, 1:].max())
+
+
 @pytest.mark.parametrize("unknown", [True, False, None])
 def test_an_unknown_image_is_marked(open_page: Any, site: str, unknown: bool | None) -> None:
     page = open_page(site)

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { AttentionBytes, AttentionFloats, cosineBytes, cosineFloats } from "../../vitreous/page/static/results/token-matrices.js";
+import { AttentionBytes, AttentionFloats, attentionRows, cosineBytes, cosineFloats } from "../../vitreous/page/static/results/token-matrices.js";
 import { ImageSession, named } from "../../vitreous/page/static/results/image-session.js";
 import { close, random } from "./helpers.js";
 
@@ -43,6 +43,20 @@ test("patches keep their precision when a prefix token receives nearly all atten
     close(decoded.row(head, query).subarray(PREFIX), patches, Math.max(...patches) / 500);
     close(decoded.row(head, query), expected, 0.002);
   }
+});
+
+test("the rows of one query equal those of the whole layer", () => {
+  const weights = weightsOf(4);
+  const layer = new AttentionBytes(encoded(weights), [HEADS, TOKENS, TOKENS], PREFIX);
+  const query = 5;
+  const rows = Array.from({ length: HEADS }, (_, head) => head * TOKENS + query);
+  const scales = rows.flatMap((row) => [...layer.scales.subarray(row * 2, row * 2 + 2)]);
+  const bytes = rows.flatMap((row) => [...layer.bytes.subarray(row * TOKENS, (row + 1) * TOKENS)]);
+  const twice = [...scales, ...scales];
+  const buffer = new Uint8Array([...new Uint8Array(Float32Array.from(twice).buffer), ...bytes, ...bytes]).buffer;
+  const found = attentionRows(buffer, TOKENS, PREFIX, [HEADS, HEADS]);
+  assert.equal(found.length, 2);
+  for (const head of [0, 1, "mean"]) close(found[1].row(head, query), layer.row(head, query), 1e-7);
 });
 
 test("means over heads and over patches equal the means of the rows", () => {

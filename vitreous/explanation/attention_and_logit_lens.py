@@ -8,7 +8,7 @@ b: batch; t = p + n: prefix and patch tokens; q: queries; m: keys of a query; gh
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -70,14 +70,17 @@ class CapturedForward:
             rows = slice(first, min(first + step, t))
             yield rows, self.weights(layer, rows)
 
-    def attention_from(self, layer: int, query: int | Size | None = None) -> Float[Tensor, "b heads t"]:
+    def attention_from(
+        self, layer: int, query: int | Size | Literal["patches"] | None = None
+    ) -> Float[Tensor, "b heads t"]:
         """Return the attention weights of one query, given as a token index or as the (row, column) of a patch.
 
-        If `query` is None, return the weights of the class token or, without a class token, the mean over all patches.
+        If `query` is "patches", return the mean over all patches. If it is None, return the weights of the class token
+        or, without a class token, the mean over all patches.
         """
         (layer,) = layer_indices(self.model.config, [layer])
         p, keys, t = self.layout.num_prefix_tokens, self.layers[layer].keys, self.inputs[layer].shape[1]
-        if query is None and not self.model.config.class_token:
+        if query == "patches" or (query is None and not self.model.config.class_token):
             total = sum(_sum_of_rows(weights, keys, rows, t) for rows, weights in self.chunks(layer, start=p))
             return cast(Tensor, total) / (t - p)
         index = self.token_index(layer, query or 0)

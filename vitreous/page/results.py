@@ -7,7 +7,7 @@ n: patches; p: prefix tokens; t = p + n: all tokens; d: width.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -173,6 +173,32 @@ def attention_bytes(captured: CapturedForward, layer: int) -> bytes:
             part = block / largest.clamp_min(1e-30)[..., None]
             fractions[:, rows, keys] = (part * 255).round().to(torch.uint8).cpu().numpy()
     return bytes(data)
+
+
+def attention_rows(captured: CapturedForward, query: int | None) -> tuple[bytes, Size]:
+    """Encode the attention of one query in all layers and heads: float32 [rows, 2] and uint8 [rows, t].
+
+    There is one row for each head of each layer, with scales as in `attention_bytes`, and one column for each token of
+    the map, also in layers whose patches are larger. `query` is one of these tokens; None is the mean over all patches.
+    Return the bytes and the shape of the second array.
+    """
+    prefix, (_, width) = captured.layout.num_prefix_tokens, captured.layout.grid
+    place: int | Size | Literal["patches"] = "patches"
+    if query is not None:
+        place = query if query < prefix else divmod(query - prefix, width)
+    found = []
+    for layer in range(len(captured.layers)):
+        weights = captured.attention_from(layer, place)[0]
+        found.append(torch.cat([weights[:, :prefix], captured.on_map(weights, layer).flatten(1)], dim=1))
+    rows = torch.cat(found)
+    parts = [rows[:, :prefix], rows[:, prefix:]]
+    largest = [part.amax(dim=1, keepdim=True) if part.shape[1] else rows.new_zeros(len(rows), 1) for part in parts]
+    fractions = torch.cat([part / most.clamp_min(1e-30) for part, most in zip(parts, largest, strict=True)], dim=1)
+    scales = torch.cat(largest, dim=1).cpu().numpy().astype("<f4")
+    return scales.tobytes() + (fractions * 255).round().to(torch.uint8).cpu().numpy().tobytes(), (
+        len(rows),
+        rows.shape[1],
+    )
 
 
 def similarity_bytes(features: Features) -> UInt8[np.ndarray, "t t"]:

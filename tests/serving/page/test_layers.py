@@ -34,6 +34,32 @@ def test_attention_equals_the_models(live: Live, models: dict[str, Any], id: str
         np.testing.assert_allclose(decoded.sum(axis=-1), 1, atol=t * 0.5 / 255)
 
 
+@pytest.mark.parametrize("id", ["class-token", "registers", "bare", "swin"])
+def test_rows_of_a_query_equal_the_attention_of_the_model(live: Live, models: dict[str, Any], id: str) -> None:
+    model = models[id]
+    captured, prefix = capture(model, as_given(model, sample_image())), model.config.num_prefix_tokens
+    width = model.config.map_grid[1]
+    for query in (0, prefix + width + 1, "mean"):
+        reply = get(live, id, f"rows/{query}")
+        count, tokens = map(int, reply.headers["x-shape"].split(","))
+        assert count == sum(shape.heads for shape in model.config.attention_shapes)
+        scales = np.frombuffer(reply.body, "<f4", 2 * count).reshape(count, 2)
+        fractions = np.frombuffer(reply.body, np.uint8, offset=8 * count).reshape(count, tokens)
+        found = np.repeat(scales, [prefix, tokens - prefix], axis=1) * fractions / 255
+        place = {"mean": "patches", 0: 0 if prefix else (0, 0)}.get(query, (1, 1))
+        expected = []
+        for layer in range(len(captured.layers)):
+            weights = captured.attention_from(layer, place)[0]
+            patches = captured.on_map(weights, layer).flatten(1)
+            expected += [*torch.cat([weights[:, :prefix], patches], dim=1).numpy()]
+        np.testing.assert_allclose(found, expected, atol=np.max(expected) / 500)
+    last = weights_of(get(live, id, "attention/0"), prefix)[:, prefix:].mean(axis=1) if id != "swin" else None
+    if last is not None:
+        np.testing.assert_allclose(found[: len(last)], last, atol=1 / 100)
+    wrong = get(live, id, f"rows/{prefix + 10**5}")
+    assert (wrong.status, wrong.code) == (422, "bad_parameter")
+
+
 def test_patches_are_distinguished_beside_a_dominant_class_token() -> None:
     model = build_vit(SMALL)
     attention = model.encoder.blocks[0].attention

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 Model = Annotated[str | None, Query(description="Model id from /v1/model; by default the first model.", max_length=200)]
 Id = Annotated[str, Path(description="Image id: 32 hexadecimal digits, returned by the upload.", max_length=64)]
 Layer = Annotated[int, Path(ge=0, lt=2**16)]
+Token = Annotated[str, Path(pattern="^(mean|[0-9]{1,6})$", description="Index of a token, or `mean` over all patches.")]
 AnyLayer = Annotated[int | None, Query(ge=0, lt=2**16, description="By default the last layer.")]
 Target = Annotated[
     str | None, Query(max_length=200, description="Class label or index; by default the most probable class.")

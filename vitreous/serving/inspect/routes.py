@@ -29,6 +29,7 @@ ATTENTION = (
     "then, if tokens attend only to their window, int32 [t, m]: the m tokens of the window of each token; "
     "then uint8 [heads, t, m]: each weight divided by that largest weight, times 255"
 )
+ROWS = "float32 [rows, 2] and uint8 [rows, t]: as the attention of a layer, with one row for each head of each layer"
 
 
 def router(service: InspectService, settings: Settings) -> APIRouter:
@@ -91,6 +92,31 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         shape = inspected.backbone.config.attention_shapes[at][:3]
         make = lambda session: Payload(results.attention_bytes(session.captured, at), BYTES, shape)  # noqa: E731
         return await service.respond(request, model, id, ("attention", at), make)
+
+    @api.get(
+        "/v1/images/{id}/rows/{query}",
+        **named("getAttentionRows", "Attention of one token in all layers"),
+        responses=binary_response(ROWS),
+        response_class=Response,
+    )
+    async def rows(request: Request, id: Id, query: schemas.Token, model: Model = None) -> Response:
+        """Return the attention of one token, or the mean over all patches, in all layers and heads.
+
+        This is far smaller than the attention between all tokens if there are many tokens.
+        """
+        config, index = service.model(model).backbone.config, None if query == "mean" else int(query)
+        tokens = config.num_prefix_tokens + math.prod(config.map_grid)
+        if index is not None and index >= tokens:
+            raise ApiError(
+                422, "bad_parameter", f"query must be 'mean' or an integer from 0 to {tokens - 1}, got {query}"
+            )
+
+        def make(session: Session) -> Payload:
+            body, shape = results.attention_rows(session.captured, index)
+            return Payload(body, BYTES, shape)
+
+        priority = Priority.MEDIUM if index is None else Priority.QUICK
+        return await service.respond(request, model, id, ("rows", index), make, priority)
 
     @api.get(
         "/v1/images/{id}/similarity/{layer}",

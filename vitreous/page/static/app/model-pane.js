@@ -165,6 +165,16 @@ export class ModelPane {
     }[map];
   }
 
+  /** Row of the query in the matrices: a token or "mean". */
+  get queryRow() {
+    return rowOf(this.query, this.model, this.shown);
+  }
+
+  /** Returns the attention of a layer, or only that of the query, or null if it is not loaded. */
+  #attention(layer) {
+    return this.session.known(`attention/${layer}`) ?? this.prefetch.rows?.of(this.queryRow)?.[layer] ?? null;
+  }
+
   #choose(layer, head) {
     const map = ["similarity", "pca"].includes(this.map) ? this.map : "attention";
     set({ layer, head, map });
@@ -178,9 +188,9 @@ export class ModelPane {
     const known = this.session.known;
     if (map === "mask") return this.prefetch.maskPixels ? { pixels: this.prefetch.maskPixels } : null;
     if (map === "attention" || map === "similarity") {
-      const matrix = known(`${map}/${this.layer}`);
+      const matrix = map === "attention" ? this.#attention(this.layer) : known(`${map}/${this.layer}`);
       if (!matrix) return null;
-      const row = rowOf(this.query, this.model, this.shown);
+      const row = this.queryRow;
       const values = (map === "attention" ? matrix.row(this.head, row) : matrix.row(row)).subarray(prefix);
       const kind = map === "attention" ? "heat" : "cosine";
       return { values, kind, range: rangeOf(values, kind) };
@@ -223,15 +233,14 @@ export class ModelPane {
   }
 
   #inside(map) {
-    const query = rowOf(this.query, this.model, this.shown);
-    const layers = [...Array(this.model.depth).keys()].map((layer) => this.session.known(`attention/${layer}`));
+    const query = this.queryRow;
+    const before = this.prefetch.rows?.last; // shown until the attention of the query is loaded
+    const layers = [...Array(this.model.depth).keys()].map((layer) => this.#attention(layer) ?? before?.[layer]);
     const selection = { layer: this.layer, head: this.head, active: map === "attention" };
     this.matrix.draw(this.shown, selection, layers, query);
     this.distance.draw(selection);
-    this.tokens.draw(
-      this.shown,
-      map === "attention" && layers[this.layer] ? layers[this.layer].row(this.head, query) : null,
-    );
+    const attention = map === "attention" ? this.#attention(this.layer) : null;
+    this.tokens.draw(this.shown, attention?.row(this.head, query) ?? null);
     this.loadAll.hidden = !this.prefetch.held;
     this.loadAll.textContent = t("load-all", { size: Math.round(this.prefetch.size / 1e6) });
   }

@@ -7,9 +7,10 @@ import { named } from "../results/image-session.js";
 import { source } from "../source.js";
 import { showWhile } from "../widgets/status-line.js";
 import { unavailableReason } from "../image/map-list.js";
+import { QueryRows } from "./query-rows.js";
 import { view } from "./view-state.js";
 
-const LIGHT = 64e6; // bytes; above this, hidden layers are loaded only on request
+const LIGHT = 64e6; // bytes; above this, only the attention of the query is loaded, and all layers on request
 const RETRY = 3000; // milliseconds until failed requests are repeated
 const isTemporary = ({ code, status }) => code === "unreachable" || status >= 500;
 
@@ -26,13 +27,16 @@ export class Prefetch {
     this.temporary = new Set(); // keys of failures that may not happen again
     const prefix = pane.model.tokens?.prefix.length ?? 0;
     const weights = ({ heads, grid, keys }) => heads * (prefix + grid[0] * grid[1]) * keys;
-    this.size = (pane.model.layers ?? []).reduce((sum, layer) => sum + weights(layer), 0) * source.weightBytes;
+    this.sizes = (pane.model.layers ?? []).map((layer) => weights(layer) * source.weightBytes); // bytes
+    this.size = this.sizes.reduce((sum, size) => sum + size, 0);
     this.held = this.size > LIGHT;
+    this.rows = this.held && session.rows ? new QueryRows(session, redraw) : null;
   }
 
   stop() {
     this.stopped = true;
     this.heavy?.abort();
+    this.rows?.stop();
     clearTimeout(this.retry);
   }
 
@@ -52,7 +56,7 @@ export class Prefetch {
   async start() {
     const { pane, session } = this;
     if (!pane.model.heads) return;
-    await this.#need(`attention/${pane.layer}`, () => session.attention(pane.layer));
+    if (!this.rows) await this.#need(`attention/${pane.layer}`, () => session.attention(pane.layer));
     await this.#need("distance", async () => pane.distance.show(await session.distance()));
     for (const map of session.prefetched) {
       if (!unavailableReason(map, pane.model))
@@ -77,7 +81,10 @@ export class Prefetch {
   load(map) {
     const { pane, session } = this;
     if (map === "mask") this.#need("mask", () => this.#mask());
-    if (map === "attention") this.#need(`attention/${pane.layer}`, () => session.attention(pane.layer), map);
+    if (this.rows) this.rows.want(pane.queryRow);
+    const hovering = view.hover && this.sizes[pane.layer] <= LIGHT; // a layer makes hovering independent of the server
+    if (map === "attention" && (!this.rows || hovering))
+      this.#need(`attention/${pane.layer}`, () => session.attention(pane.layer), map);
     if (map === "similarity") this.#need(`similarity/${pane.layer}`, () => session.similarity(pane.layer), map);
     const wanted = [];
     if (["rollout", "relevance", "occlusion", "pca"].includes(map))
@@ -100,6 +107,7 @@ export class Prefetch {
   /** Returns the error message of a map that failed to load, or null. */
   failure(map) {
     const { pane } = this;
+    if (this.rows && map === "attention") return this.rows.failure;
     const key = ["attention", "similarity"].includes(map)
       ? `${map}/${pane.layer}`
       : map === "mask"

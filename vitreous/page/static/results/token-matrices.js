@@ -104,6 +104,43 @@ export class AttentionBytes extends AttentionMatrix {
   }
 }
 
+/** Attention of one query in one layer: float32 [heads, t]. The rows of other queries are unknown. */
+class AttentionRow extends AttentionMatrix {
+  constructor(weights, heads, tokens, prefix) {
+    super(heads, tokens, prefix);
+    this.weights = weights;
+  }
+
+  row(head, query) {
+    return super.row(head, query === "mean" ? 0 : query); // the mean over patches is a row like others
+  }
+
+  add(values, head, query, weight) {
+    for (let key = 0; key < this.tokens; key++) values[key] += this.weights[head * this.tokens + key] * weight;
+    return values;
+  }
+}
+
+/**
+ * Decodes the attention of one query in all layers: float32 scales [rows, 2], then uint8 [rows, t], with one row for
+ * each head of each layer. `heads` is the number of heads of each layer. Returns the attention by layer.
+ */
+export function attentionRows(buffer, tokens, prefix, heads) {
+  const count = heads.reduce((sum, each) => sum + each, 0);
+  const scales = new Float32Array(buffer, 0, count * 2);
+  const bytes = new Uint8Array(buffer, count * 8);
+  const weights = Float32Array.from(bytes, (byte, at) => {
+    const row = Math.floor(at / tokens);
+    return (byte / 255) * scales[row * 2 + Number(at % tokens >= prefix)];
+  });
+  let start = 0;
+  return heads.map((each) => {
+    const part = weights.subarray(start * tokens, (start + each) * tokens);
+    start += each;
+    return new AttentionRow(part, each, tokens, prefix);
+  });
+}
+
 /** Float32 [heads, t, t]. */
 export class AttentionFloats extends AttentionMatrix {
   constructor(weights, [heads, tokens], prefix) {

@@ -3,7 +3,7 @@
 
 import { getBytes, getJson, postJson, postImage } from "./http.js";
 import { readTensors } from "../results/safetensors.js";
-import { AttentionBytes, cosineBytes, LayerGrid } from "../results/token-matrices.js";
+import { AttentionBytes, attentionRows, cosineBytes, LayerGrid } from "../results/token-matrices.js";
 import { ImageSession, named } from "../results/image-session.js";
 
 export class ServerSession extends ImageSession {
@@ -30,6 +30,13 @@ export class ServerSession extends ImageSession {
       const { buffer, shape } = await getBytes(path, this.ending.signal);
       const [heads, tokens, keys] = shape;
       return new AttentionBytes(buffer, [heads, tokens, keys], this.prefix, this.#grid(layer));
+    });
+
+  /** Attention of one query (a token or "mean") by layer. `signal` aborts the request. */
+  rows = (query, signal) =>
+    this.#again(async () => {
+      const { buffer, shape } = await getBytes(this.#path(`rows/${query}`), signal);
+      return attentionRows(buffer, shape[1], this.prefix, this.model.layers.map(({ heads }) => heads));
     });
 
   similarity = (layer) =>
