@@ -91,3 +91,14 @@ def test_a_target_of_a_regression_model_has_a_relevance_map(small: ViTConfig, tm
     assert (tmp_path / "out" / "report.html").is_file()
     with pytest.raises(BadValue, match="numbers"):
         vitreous.explain(model, pixels, methods=["occlusion"], device="cpu")
+
+
+def test_the_report_counts_from_1_like_the_page(small: ViTConfig, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)
+    model = planted(small, "class token")
+    methods = ["heads", "similarity", "lens"]
+    vitreous.explain(model, pixels, methods=methods, query=(0, 1), out=tmp_path / "out", device="cpu")  # type: ignore[arg-type]
+    report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "row 1, column 2" in report
+    assert "after layer 2" in report
+    assert "layer 0" not in report

@@ -149,15 +149,15 @@ def _points(change: float) -> str:
 def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
     place, layers = result.similarity_to, result.similarity_layers
     drawn = [draw.marked(canvas, draw.overlay(canvas, values, from_zero=False), place) for values in maps]
-    lowest = ", ".join(f"{values.min():.2f} after layer {layer}" for values, layer in zip(maps, layers, strict=True))
+    lowest = ", ".join(f"{values.min():.2f} after layer {layer + 1}" for values, layer in zip(maps, layers, strict=True))
     caption = (
-        f"Cosine similarity of each patch to the framed patch (row {place[0]}, column {place[1]}). Early layers "
-        f"reflect appearance and position, late layers meaning. The lowest similarity is {lowest}."
+        f"Cosine similarity of each patch to the framed patch (row {place[0] + 1}, column {place[1] + 1}). Early "
+        f"layers reflect appearance and position, late layers meaning. The lowest similarity is {lowest}."
     )
     height, width = canvas.pixels.shape[:2]
     stacked = width > 1.6 * height  # stack wide images vertically
     scale = min(SHEET / (2 if stacked else len(layers)) / width, 1)
-    tile, names = (round(height * scale), round(width * scale)), [f"after layer {layer}" for layer in layers]
+    tile, names = (round(height * scale), round(width * scale)), [f"after layer {layer + 1}" for layer in layers]
     if stacked:
         return "Similar patches", caption, draw.sheet([[image] for image in drawn], tile, rows=names, smooth=True)
     return "Similar patches", caption, draw.sheet([drawn], tile, columns=names, smooth=True)
@@ -165,7 +165,7 @@ def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
 
 def _pca(result: Explanation, canvas: Canvas) -> Iterator[tuple[str, Drawn]]:
     if result.pca is not None:
-        layer = f"layer {result.layers[-1]}" if result.layers else "the last layer"
+        layer = f"layer {result.layers[-1] + 1}" if result.layers else "the last layer"
         caption = (
             f"First three principal components of the patch features after {layer}, shown as red, "
             "green and blue. Patches of similar colour have similar features; the colours themselves have no meaning."
@@ -187,12 +187,12 @@ def _pca(result: Explanation, canvas: Canvas) -> Iterator[tuple[str, Drawn]]:
 
 def _heads(result: Explanation, maps: np.ndarray, config: ModelConfig) -> Drawn:
     tile = draw.tile_for(config.map_grid, min(max(SHEET // len(result.heads) - 6, 24), 104))
-    rows = [f"layer {layer}" for layer in result.layers]
-    columns = [f"head {head}" if tile[1] >= 56 else str(head) for head in result.heads]
+    rows = [f"layer {layer + 1}" for layer in result.layers]
+    columns = [f"head {head + 1}" if tile[1] >= 56 else str(head + 1) for head in result.heads]
     tiles = [[paint(draw.scaled(values), heat()) for values in layer if not np.isnan(values).any()] for layer in maps]
     query = _attending(config)
     if result.query is not None:
-        query = f"the patch in row {result.query[0]}, column {result.query[1]}"
+        query = f"the patch in row {result.query[0] + 1}, column {result.query[1] + 1}"
     caption = (
         f"Attention weights of {query} for each layer (rows) and head (columns). Each map has its own colour scale, "
         "from zero (dark) to its largest weight (bright)."
@@ -266,11 +266,12 @@ def _distance_chart(path: Path, layers: list[int], pixels: np.ndarray, uniform: 
             "uniform attention", (1, uniform), (-4, 3), xycoords=("axes fraction", "data"),
             textcoords="offset points", color=GREY, fontsize=8, ha="right", va="bottom",
         )  # fmt: skip
-        axes.plot(layers, np.nanmean(pixels, axis=1), color=PALE, linewidth=2, zorder=1)
-        for layer, row in zip(layers, pixels, strict=True):
+        numbers = [layer + 1 for layer in layers]
+        axes.plot(numbers, np.nanmean(pixels, axis=1), color=PALE, linewidth=2, zorder=1)
+        for layer, row in zip(numbers, pixels, strict=True):
             axes.scatter([layer] * len(row), row, 26, color=ACCENT, alpha=0.75, linewidth=0, zorder=2)
         axes.set_ylim(0, 1.12 * max(float(np.nanmax(pixels)), uniform))
-        axes.set_xticks(layers[:: -(-len(layers) // 16)])
+        axes.set_xticks(numbers[:: -(-len(numbers) // 16)])
     caption = (
         "Each dot is the mean distance over which one head attends, for this image, in pixels of the model input (as "
         "in Figure 7, right, of the paper). Heads with low values attend locally, like a convolution; heads with high "
@@ -281,7 +282,7 @@ def _distance_chart(path: Path, layers: list[int], pixels: np.ndarray, uniform: 
 
 def _lens_chart(path: Path, result: Explanation) -> Figure:
     with drawing(path, 6.6, 3.4) as figure:
-        axes, layers = figure.add_subplot(), [row.layer for row in result.lens]
+        axes, layers = figure.add_subplot(), [row.layer + 1 for row in result.lens]
         plain(axes, x="after layer", y="probability")
         for colour, (name, curve) in zip(LINES, result.lens_curves.items(), strict=False):
             axes.plot(layers, curve, color=colour, linewidth=1.8, marker="o", markersize=4, label=readable(name))
@@ -380,7 +381,7 @@ def _verdict(test: Faithfulness, random: Faithfulness) -> str:
 def _lens(result: Explanation, figures: Figures) -> list[Html]:
     if not result.lens:
         return []
-    rows = [(str(row.layer), name(row.label), f"{row.probability:.1%}", f"{row.of_target:.1%}") for row in result.lens]
+    rows = [(str(row.layer + 1), name(row.label), f"{row.probability:.1%}", f"{row.of_target:.1%}") for row in result.lens]
     columns = ["after layer", "prediction", "probability", "probability of the explained class"]
     return [*_drawn(figures, "lens"), details("Values for each layer", table(columns, rows, text_columns=2))]
 
