@@ -169,6 +169,7 @@ def test_on_a_phone_all_parts_are_in_one_column(open_page: Any, site: str) -> No
     answered(page)
     settled(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    expect(page.get_by_role("button", name="Copy link")).to_be_visible()
     places = [page.locator(part).bounding_box() for part in (".picture", ".answer", ".matrix", ".distance", ".more")]
     tops = [place["y"] for place in places]
     assert tops == sorted(tops)

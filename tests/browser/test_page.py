@@ -189,7 +189,10 @@ def test_the_faithfulness_curves_show_the_results_of_the_server(open_page: Any, 
     expect(page.locator(".curves figure")).to_have_count(2)
     found = json.loads(ask(f"{site}/v1/images/{sent(site, sample_image())['id']}/faithfulness/relevance?model=birds"))
     expect(page.locator(".curves")).to_contain_text(f"area {found['deletion']['auc']:.3f}")
-    expect(page.locator(".curves")).to_contain_text(f"random {found['random']['insertion']:.3f}")
+    expect(page.locator(".curves")).to_contain_text(f"random {found['random']['insertion']['auc']:.3f}")
+    assert page.locator(".curves .line.random").count() == 2
+    points = page.locator(".curves .line.random").first.get_attribute("points")
+    assert len(points.split()) == len(found["random"]["deletion"]["curve"])
 
 
 def test_the_logit_lens_ends_with_the_prediction(open_page: Any, site: str) -> None:
@@ -268,7 +271,7 @@ def test_hovering_redraws_without_a_request(open_page: Any, site: str, watch: An
 
 
 def test_a_model_with_many_tokens_loads_only_the_attention_of_the_query(open_page: Any, site: str, watch: Any) -> None:
-    """The limit is lowered, because a real model with so many tokens is slow. Hovering loads the layer that is shown."""
+    """The limit is lowered, because a real model with so many tokens is slow. Hovering loads the layer shown."""
 
     def lower(route: Any) -> None:
         script = route.fetch().text()

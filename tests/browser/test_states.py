@@ -94,3 +94,32 @@ def test_an_unreachable_server_is_reported(open_page: Any, site: str, watch: Any
     page.context.set_offline(False)
     drop(page, sample_image())
     answered(page)
+
+
+def test_errors_of_the_server_are_translated(open_page: Any, site: str, watch: Any) -> None:
+    watch.expected = ("status of 413",)
+    page = open_page(site, locale="zh-CN")
+    answer = {"error": {"code": "too_many_pixels", "message": "the image has 3 pixels; the maximum is 2"}}
+    page.route("**/v1/images?*", lambda route: route.fulfill(status=413, json=answer))
+    drop(page, sample_image())
+    expect(page.get_by_role("alert")).to_have_text("图像超出了服务器的大小限制。" + TIMES)
+    page.get_by_role("button", name="English").click()
+    expect(page.get_by_role("alert")).to_contain_text("too large for this server. (the image has 3 pixels")
+
+
+def test_the_first_tab_that_works_is_opened(open_page: Any, site: str) -> None:
+    page = open_page("about:blank", wait=False)
+
+    def without_positions(route: Any) -> None:
+        reply = route.fetch()
+        found = reply.json()
+        found["models"][0]["position"] = "none"
+        route.fulfill(response=reply, json=found)
+
+    page.route("**/v1/models", without_positions)
+    page.goto(site)
+    page.locator("body[data-ready=yes]").wait_for()
+    expect(page.get_by_role("tab", name="Filters")).to_have_attribute("aria-selected", "true")
+    expect(page.locator(".filters canvas").first).to_be_visible()
+    page.get_by_role("tab", name="Positions").click()
+    expect(page.locator(".more")).to_contain_text("cannot be compared")

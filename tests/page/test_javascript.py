@@ -4,6 +4,7 @@ import base64
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -80,6 +81,17 @@ def test_the_page_decodes_windows_of_smaller_and_larger_patches(layer: int) -> N
         expected = captured.on_map(captured.attention_from(layer, query)[0], layer).flatten(1).numpy()
         rows = found[:, query[0] * config.map_grid[1] + query[1]]
         np.testing.assert_allclose(rows, expected, rtol=0, atol=expected.max() / 500)
+
+
+def test_every_error_of_the_server_has_a_text() -> None:
+    """Codes of tasks that the page does not request, or explains in its own words, are exempt."""
+    code = re.compile(r"ApiError\(\s*\d+(?: if large else \d+)?,\s*(?:\"(\w+)\" if large else )?\"(\w+)\"")
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "vitreous" / "serving").rglob("*.py"))
+    codes = {each for found in code.findall(sources) for each in found if each}
+    assert {"busy", "too_many_pixels", "unreadable_image"} <= codes
+    exempt = {"client_disconnected", "not_calibrated", "no_attention", "no_head", "no_masks", "no_positions"}
+    texts = (STATIC / "text" / "en.js").read_text(encoding="utf-8")
+    assert {each for each in codes - exempt if f'"error-{each}"' not in texts} == set()
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ function randomState(next) {
     discard: pick([0, 0.45]),
     erased,
     erasing: erased.length > 0,
-    tab: pick(TABS),
+    tab: pick([null, ...TABS]),
     check: pick([true, false]),
   };
 }
@@ -54,7 +54,7 @@ test("an address from elsewhere gives a valid view", () => {
     assert.deepEqual(Object.keys(state), Object.keys(start));
     assert.equal(state.image, null);
     assert.deepEqual(state.erased, []);
-    assert.ok([null, ...MAPS].includes(state.map) && TABS.includes(state.tab) && FUSIONS.includes(state.fusion));
+    assert.ok([null, ...MAPS].includes(state.map) && [null, ...TABS].includes(state.tab) && FUSIONS.includes(state.fusion));
     assert.ok(state.layer === null || Number.isInteger(state.layer));
     assert.ok(state.head === "mean" || (Number.isInteger(state.head) && state.head >= 0));
     assert.ok(state.opacity >= 0 && state.opacity <= 100 && state.discard <= 0.95);

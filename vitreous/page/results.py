@@ -137,13 +137,15 @@ def distance(captured: CapturedForward, between: Callable[[], None] = no_step) -
 
 
 def faithfulness_curves(result: Faithfulness, random: Faithfulness) -> dict[str, Any]:
-    """Return the deletion and insertion results of a map, and those of random orders."""
-    return {
-        "shares": rounded(result.fractions),
-        "deletion": {"auc": result.deletion, "curve": rounded(result.deletion_curve)},
-        "insertion": {"auc": result.insertion, "curve": rounded(result.insertion_curve)},
-        "random": {"deletion": random.deletion, "insertion": random.insertion},
-    }
+    """Return the deletion and insertion results of a map, and the mean over random orders."""
+
+    def curves(of: Faithfulness) -> dict[str, Any]:
+        return {
+            "deletion": {"auc": of.deletion, "curve": rounded(of.deletion_curve)},
+            "insertion": {"auc": of.insertion, "curve": rounded(of.insertion_curve)},
+        }
+
+    return {"shares": rounded(result.fractions), **curves(result), "random": curves(random)}
 
 
 # ---- Bytes -----------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ PatchMap = PatchValues | PatchColours
 Curve = shape("Curve", auc=float, curve=list[float])
 Tested = shape(
     "Tested", method=str, target=ClassName, shares=list[float], deletion=Curve, insertion=Curve,
-    random=shape("AtRandom", deletion=float, insertion=float),
+    random=shape("AtRandom", deletion=Curve, insertion=Curve),
 )  # fmt: skip
 Lens = shape("Lens", layers=many(shape("AfterLayer", layer=int, predictions=many(Class))))
 Reach = shape("Reach", pixels=list[list[float]], largest=float)
@@ -119,7 +119,9 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
     Tested: {
         "method": "relevance", "target": TARGET, "shares": [0.0, 0.5, 1.0],
         "deletion": {"auc": 0.25, "curve": [0.9, 0.05, 0.0]}, "insertion": {"auc": 0.63, "curve": [0.0, 0.8, 0.9]},
-        "random": {"deletion": 0.42, "insertion": 0.4},
+        "random": {
+            "deletion": {"auc": 0.42, "curve": [0.9, 0.4, 0.0]}, "insertion": {"auc": 0.4, "curve": [0.0, 0.3, 0.9]},
+        },
     },
     Lens: {"layers": [{"layer": 0, "predictions": PREDICTIONS}]},
     Reach: {"pixels": [[31.5, 84.2], [90.1, 102.7]], "largest": 294.2},

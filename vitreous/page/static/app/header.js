@@ -51,6 +51,10 @@ function changeTheme() {
 async function copyLink() {
   writeAddress();
   const button = byId("share");
+  if (navigator.share && matchMedia("(pointer: coarse)").matches) {
+    await navigator.share({ title: document.title, url: location.href }).catch(() => null); // dismissed
+    return;
+  }
   try {
     await navigator.clipboard.writeText(location.href);
     button.textContent = t("copied");

@@ -1,6 +1,7 @@
 // @ts-check
 // Entry point: loads the models, restores the view from the URL, and redraws on changes.
 
+import { describe } from "../results/errors.js";
 import { source } from "../source.js";
 import { byId, oncePerFrame } from "../widgets/dom.js";
 import { sameArea } from "../image/patch-geometry.js";
@@ -20,6 +21,7 @@ class App {
   constructor() {
     this.panes = [];
     this.picture = null;
+    this.error = null;
     this.redraw = oncePerFrame(() => this.#draw());
   }
 
@@ -182,22 +184,17 @@ class App {
     this.opener.translate(this.picture ? null : view.image);
     this.walk.translate();
     this.header.draw();
+    this.fail(this.error);
     this.redraw();
   }
 
   /** Shows an error; null hides it. */
   fail(error) {
     const box = byId("notice");
+    this.error = error;
     box.hidden = !error;
     if (!error) return;
-    const known = {
-      too_large: "too-large",
-      body_too_large: "too-large",
-      too_many_pixels: "too-large",
-      unsupported_type: "wrong-format-server",
-      unreadable_image: "unreadable",
-    }[error.code];
-    byId("notice-words").textContent = known ? `${t(known)} (${error.message})` : error.message;
+    byId("notice-words").textContent = describe(error);
   }
 }
 

@@ -221,7 +221,7 @@ export class ModelPane {
     if (this.matrix) this.#inside(map);
     this.answer.draw();
     const test = TESTED.includes(map) ? this.session.known(`faithfulness/${map}`, this.tested) : null;
-    this.faithfulness.draw(map, test, this.prefetch.failures.get(named(`faithfulness/${map}`, this.tested)));
+    this.faithfulness.draw(map, test, this.prefetch.failed(named(`faithfulness/${map}`, this.tested)));
     this.faithfulness.root.hidden = !this.model.classifies || !this.model.heads;
     this.tabs.draw(this.session, this.query, this.shown, this.layer);
     this.eraser.draw(erased);

@@ -3,6 +3,7 @@
 
 import { TESTED } from "../views/faithfulness.js";
 import { t } from "../text/translate.js";
+import { describe } from "../results/errors.js";
 import { named } from "../results/image-session.js";
 import { source } from "../source.js";
 import { showWhile } from "../widgets/status-line.js";
@@ -23,7 +24,7 @@ export class Prefetch {
     this.retry = 0; // timer
     this.stopped = false;
     this.requested = new Set(); // keys
-    this.failures = new Map(); // messages by key
+    this.failures = new Map(); // errors by key
     this.temporary = new Set(); // keys of failures that may not happen again
     const prefix = pane.model.tokens?.prefix.length ?? 0;
     const weights = ({ heads, grid, keys }) => heads * (prefix + grid[0] * grid[1]) * keys;
@@ -107,13 +108,18 @@ export class Prefetch {
   /** Returns the error message of a map that failed to load, or null. */
   failure(map) {
     const { pane } = this;
-    if (this.rows && map === "attention") return this.rows.failure;
+    if (this.rows && map === "attention") return this.rows.failure && describe(this.rows.failure);
     const key = ["attention", "similarity"].includes(map)
       ? `${map}/${pane.layer}`
       : map === "mask"
         ? map
         : named(`map/${map}`, pane.choices(map));
-    return this.failures.get(key) ?? null;
+    return this.failed(key);
+  }
+
+  /** Returns the error message of a request that failed, or null. */
+  failed(key) {
+    return this.failures.has(key) ? describe(this.failures.get(key)) : null;
   }
 
   /** Loads the mask of a segmenter. */
@@ -132,7 +138,7 @@ export class Prefetch {
     } catch (error) {
       if (error.name === "AbortError") this.requested.delete(key);
       else {
-        this.failures.set(key, error.message);
+        this.failures.set(key, error);
         if (isTemporary(error) && !this.stopped) {
           this.temporary.add(key);
           this.#tryAgain();

@@ -17,7 +17,7 @@ export class QueryRows {
     this.wanted = null; // query
     this.timer = 0;
     this.request = null;
-    this.failure = null; // message
+    this.failure = null; // error
   }
 
   /** Returns the attention of a query by layer, or null if it is not loaded. */
@@ -48,7 +48,7 @@ export class QueryRows {
       this.failure = null;
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.failure = error.message;
+      this.failure = error;
       this.timer = setTimeout(() => this.#load(query), RETRY);
     }
     this.redraw();

@@ -13,7 +13,7 @@ export const TABS = ["position", "filters", "lens"];
 /**
  * @typedef {{models: string[], image: string | null, map: string | null, layer: number | null, head: number | "mean",
  *   query: any, opacity: number, smooth: boolean, target: number | null, fusion: string, discard: number,
- *   erased: number[], erasing: boolean, tab: string, check: boolean, walk: string | null}} View
+ *   erased: number[], erasing: boolean, tab: string | null, check: boolean, walk: string | null}} View
  */
 
 /** @type {View} */
@@ -31,7 +31,7 @@ const DEFAULTS = {
   discard: 0,
   erased: [],
   erasing: false,
-  tab: "position",
+  tab: null,
   check: false,
   walk: null,
 };
@@ -99,7 +99,7 @@ export function format(state) {
   if (state.fusion !== "mean") put("fusion", state.fusion);
   if (state.discard) put("discard", state.discard);
   put("erased", ranges(state.erased));
-  if (state.tab !== DEFAULTS.tab) put("tab", state.tab);
+  put("tab", state.tab);
   if (state.check) put("check", 1);
   put("walk", state.walk);
   return parts.toString().replaceAll("%2C", ",");
@@ -133,7 +133,7 @@ export function parse(text) {
   state.discard = number("discard", 0, 0.95) ?? 0;
   state.erased = fromRanges(parts.get("erased") ?? "");
   state.erasing = state.erased.length > 0;
-  state.tab = oneOf("tab", TABS, DEFAULTS.tab);
+  state.tab = oneOf("tab", TABS, null);
   state.check = parts.get("check") === "1";
   state.walk = /^[a-z]{1,20}$/.test(parts.get("walk") ?? "") ? parts.get("walk") : null;
   return state;

@@ -318,7 +318,7 @@ export class Explanation {
       method,
       target: { index: target, label: this.facts.labels[target] },
       ...found,
-      random: { deletion: deletion.auc, insertion: insertion.auc },
+      random: { deletion, insertion },
     };
   }
 

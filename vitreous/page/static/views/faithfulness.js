@@ -49,11 +49,13 @@ export class Faithfulness {
 
 function figure(kind, found) {
   const { auc, curve } = found[kind];
-  const random = found.random[kind];
+  const random = found.random[kind].auc;
   const shares = found.shares ?? curve.map((_, step) => step / (curve.length - 1)); // fractions of patches removed or inserted
   const x = (step) => MARGIN + shares[step] * (WIDTH - MARGIN - 4);
   const y = (value) => 6 + (1 - value) * (HEIGHT - MARGIN - 6);
-  const points = curve.map((value, step) => `${x(step).toFixed(1)},${y(Math.min(Math.max(value, 0), 1)).toFixed(1)}`);
+  const pointsOf = (values) =>
+    values.map((value, step) => `${x(step).toFixed(1)},${y(Math.min(Math.max(value, 0), 1)).toFixed(1)}`);
+  const points = pointsOf(curve);
   const floor = y(0).toFixed(1);
   const numbers = t("curve-numbers", { auc: auc.toFixed(3), random: random.toFixed(3) });
   const better = kind === "deletion" ? auc < random : auc > random;
@@ -65,6 +67,7 @@ function figure(kind, found) {
       svg("text", { x: MARGIN - 4, y: y(value) + 3.5, "text-anchor": "end" }, String(value)),
     ]),
     svg("polygon", { class: "area", points: `${x(0)},${floor} ${points.join(" ")} ${x(curve.length - 1)},${floor}` }),
+    svg("polyline", { class: "line random", points: pointsOf(found.random[kind].curve).join(" ") }),
     svg("polyline", { class: "line", points: points.join(" ") }),
     svg("text", { x: MARGIN, y: HEIGHT - 4 }, "0%"),
     svg("text", { x: WIDTH - 4, y: HEIGHT - 4, "text-anchor": "end" }, "100%"),

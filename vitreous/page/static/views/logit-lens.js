@@ -14,8 +14,12 @@ export class LogitLens {
     this.root = el("div", {}, this.table, this.about);
   }
 
+  get works() {
+    return this.model.classifies;
+  }
+
   async load(session) {
-    if (!this.model.classifies) throw unsupported("no_head");
+    if (!this.works) throw unsupported("no_head");
     if (!session) return;
     this.found = await session.lens();
     this.drawn = null;

@@ -13,6 +13,10 @@ export class PatchFilters {
     this.root = el("div", {}, this.tiles, this.about);
   }
 
+  get works() {
+    return true;
+  }
+
   async load() {
     const { bytes, shape } = await source.filters(this.model);
     const [count, height, width] = shape;

@@ -28,9 +28,14 @@ export class PositionSimilarity {
     this.canvas.addEventListener("pointerleave", () => set({ hover: null }));
   }
 
+  /** False if the positions of this model cannot be compared. */
+  get works() {
+    return !["none", "conditional"].includes(this.model.position);
+  }
+
   /** Loads the data when the tab is first opened. */
   async load() {
-    if (["none", "conditional"].includes(this.model.position)) throw unsupported("no_positions");
+    if (!this.works) throw unsupported("no_positions");
     this.bytes = await source.positions(this.model);
     this.count = Math.round(Math.sqrt(this.bytes.length));
     this.#mosaic();

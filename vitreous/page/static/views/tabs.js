@@ -2,6 +2,7 @@
 // Tabs for position similarity, filters and logit lens. Each is loaded when it is first opened.
 
 import { el } from "../widgets/dom.js";
+import { describe } from "../results/errors.js";
 import { t } from "../text/translate.js";
 import { neighbour, onArrowKeys } from "../widgets/arrow-keys.js";
 import { showWhile } from "../widgets/status-line.js";
@@ -9,7 +10,8 @@ import { set, TABS, view } from "../app/view-state.js";
 
 export class Tabs {
   /**
-   * `views` maps names to objects with root, load(session), translate() and draw(query, shown, layer). `redraw()` is
+   * `views` maps names to objects with root, works, load(session), translate() and draw(query, shown, layer).
+   * `redraw()` is
    * called when a view has loaded.
    */
   constructor(views, number, redraw) {
@@ -69,20 +71,26 @@ export class Tabs {
         no_filters: "no-filters",
         no_attention: "no-attention",
       }[error.code];
-      panel.replaceChildren(el("p", { class: "soft" }, known ? t(known) : error.message));
+      panel.replaceChildren(el("p", { class: "soft" }, known ? t(known) : describe(error)));
       if (!known) this.loaded.delete(name);
     }
   }
 
+  /** The selected tab, or the first that works for this model. */
+  get current() {
+    return view.tab ?? TABS.find((name) => this.views[name].works) ?? TABS[0];
+  }
+
   draw(session, query, shown, layer) {
+    const { current } = this;
     TABS.forEach((name, number) => {
-      const open = name === view.tab;
+      const open = name === current;
       this.buttons[number].setAttribute("aria-selected", String(open));
       this.buttons[number].tabIndex = open ? 0 : -1;
       this.panels[number].hidden = !open;
     });
     if (this.root.hidden) return;
-    this.#load(view.tab, session);
-    this.views[view.tab].draw(query, shown, layer);
+    this.#load(current, session);
+    this.views[current].draw(query, shown, layer);
   }
 }
