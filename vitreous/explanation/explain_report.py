@@ -149,7 +149,9 @@ def _points(change: float) -> str:
 def _similarity(result: Explanation, maps: np.ndarray, canvas: Canvas) -> Drawn:
     place, layers = result.similarity_to, result.similarity_layers
     drawn = [draw.marked(canvas, draw.overlay(canvas, values, from_zero=False), place) for values in maps]
-    lowest = ", ".join(f"{values.min():.2f} after layer {layer + 1}" for values, layer in zip(maps, layers, strict=True))
+    lowest = ", ".join(
+        f"{values.min():.2f} after layer {layer + 1}" for values, layer in zip(maps, layers, strict=True)
+    )
     caption = (
         f"Cosine similarity of each patch to the framed patch (row {place[0] + 1}, column {place[1] + 1}). Early "
         f"layers reflect appearance and position, late layers meaning. The lowest similarity is {lowest}."
@@ -381,7 +383,9 @@ def _verdict(test: Faithfulness, random: Faithfulness) -> str:
 def _lens(result: Explanation, figures: Figures) -> list[Html]:
     if not result.lens:
         return []
-    rows = [(str(row.layer + 1), name(row.label), f"{row.probability:.1%}", f"{row.of_target:.1%}") for row in result.lens]
+    rows = [
+        (str(row.layer + 1), name(row.label), f"{row.probability:.1%}", f"{row.of_target:.1%}") for row in result.lens
+    ]
     columns = ["after layer", "prediction", "probability", "probability of the explained class"]
     return [*_drawn(figures, "lens"), details("Values for each layer", table(columns, rows, text_columns=2))]
 
