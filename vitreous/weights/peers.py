@@ -16,8 +16,10 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.options import AttentionPool, GlobalAverage, TanhHead
 from vitreous.model.protocol import Model
 from vitreous.model.swin_config import SwinConfig, SwinV2
+from vitreous.weights.formats.detect_format import format_for
 from vitreous.weights.formats.swin.timm import timm_swin_config
 from vitreous.weights.formats.timm.config import timm_config
+from vitreous.weights.formats.timm.eva import TimmEva, eva_config
 from vitreous.weights.load import find_tensors
 from vitreous.weights.parity import Difference, difference
 
@@ -59,7 +61,8 @@ def timm_model(config: ViTConfig) -> nn.Module:
     """Build the timm model that belongs to a weight file without a config, with random weights and the exact GELU."""
     import timm
 
-    about = timm_config(config)
+    rotary = isinstance(format_for("timm", config), TimmEva)
+    about = eva_config(config) if rotary else timm_config(config)
     about["model_args"].pop("act_layer", None)
     return timm.create_model(about["architecture"], num_classes=about["num_classes"], **about["model_args"])
 

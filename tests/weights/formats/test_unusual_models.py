@@ -114,10 +114,8 @@ def test_three_channels_keep_separate_means(tmp_path: Path) -> None:
 
 # timm architectures and the unsupported part of each. Depth and sizes come from SIZES.
 UNSUPPORTED_TIMM = {
-    "vit_small_patch16_dinov3": r"rotary \(as in DINOv3\)",
     "beit_base_patch16_224": r"relative positions \(rel_pos\)",
-    "eva02_tiny_patch14_224": r"a bias on queries and values, but not on keys \(q_bias\)",
-    "vit_small_plus_patch16_dinov3": r"a separate gate projection \(fc1_g\)",
+    "eva02_enormous_patch14_clip_224": "norms after the layers",
     "cait_xxs24_224": r"talking heads \(proj_l\)",
     "vit_dwee_patch16_reg1_gap_256": r"differential attention \(lambda_q1\)",
     "vit_srelpos_small_patch16_224": r"relative positions \(rel_pos\)",
@@ -161,13 +159,16 @@ def test_unsupported_timm_arguments_are_rejected_by_name(given: dict[str, Any], 
         vitreous.load(tmp_path / "m.pth")
 
 
-def test_learned_rotations_are_rejected(tmp_path: Path) -> None:
-    """Fixed rotations can only be recognised by the name in config.json."""
-    torch.save(
-        import_timm().create_model("vit_small_patch16_rope_mixed_ape_224", depth=1).state_dict(), tmp_path / "m.pt"
-    )
-    with pytest.raises(BadCheckpoint, match=r"rotary positions in addition to learned ones \(rope\)"):
-        vitreous.load(tmp_path / "m.pt")
+def test_perception_encoder_is_rejected_by_name(tmp_path: Path) -> None:
+    """It has the tensors of a CLIP tower, but rotates queries and keys."""
+    timm = import_timm()
+    model = timm.create_model("vit_pe_core_gigantic_patch14_448", depth=1, embed_dim=64, num_heads=2, img_size=28)
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    with pytest.raises(BadCheckpoint, match="Perception Encoder"):
+        vitreous.load(tmp_path / "m.pth")
+    timm.models.save_for_hf(model, tmp_path / "m")
+    with pytest.raises(BadCheckpoint, match="timm's vit_pe_core_gigantic_patch14_448, which is not supported"):
+        vitreous.load(tmp_path / "m")
 
 
 # transformers classes and the family name in the error for bare tensors.
@@ -177,7 +178,6 @@ UNSUPPORTED_TRANSFORMERS = {
     "BeitForImageClassification": "BEiT",
     "BlipVisionModel": "the vision tower of BLIP",
     "Data2VecVisionModel": "Data2Vec",
-    "DINOv3ViTModel": "DINOv3",
     "DPTForDepthEstimation": "DPT",
     "EomtForUniversalSegmentation": "EoMT",
     "HieraModel": "Hiera",

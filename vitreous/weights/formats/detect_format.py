@@ -19,8 +19,12 @@ from vitreous.weights.formats.big_vision import BigVision
 from vitreous.weights.formats.bit import Bit
 from vitreous.weights.formats.clip import Clip, ClipTrunk
 from vitreous.weights.formats.dinov2 import DinoV2
+from vitreous.weights.formats.dinov3 import DinoV3
+from vitreous.weights.formats.eva import Eva
 from vitreous.weights.formats.google import Google
 from vitreous.weights.formats.huggingface.config import FAMILIES as TRANSFORMERS_FAMILIES
+from vitreous.weights.formats.huggingface.dinov3 import MODEL_TYPE as DINOV3_TYPE
+from vitreous.weights.formats.huggingface.dinov3 import HuggingFaceDinoV3
 from vitreous.weights.formats.huggingface.format import HuggingFace
 from vitreous.weights.formats.huggingface.towers import MODEL_TYPES as TOWER_TYPES
 from vitreous.weights.formats.huggingface.towers import HuggingFaceTower
@@ -31,6 +35,7 @@ from vitreous.weights.formats.swin.microsoft import Microsoft
 from vitreous.weights.formats.swin.timm import TimmSwin
 from vitreous.weights.formats.swin.torchvision import TorchvisionSwin
 from vitreous.weights.formats.swin.transformers import TransformersSwin
+from vitreous.weights.formats.timm.eva import TimmEva
 from vitreous.weights.formats.timm.format import Timm
 from vitreous.weights.formats.torchvision import Torchvision
 from vitreous.weights.io.containers import AVERAGED_MODULES
@@ -43,15 +48,19 @@ FORMATS: list[Format] = [
     TransformersSwin(),
     HuggingFace(),
     HuggingFaceTower(),
+    HuggingFaceDinoV3(),
     Clip(),
     ClipTrunk(),
     Torchvision(),
     TorchvisionSwin(),
     Lucidrains(),
     PaddleViT(),
+    DinoV3(),
     DinoV2(),
+    Eva(),
     Mae(),
     Paddle(),
+    TimmEva(),
     Timm(),
     Microsoft(),
     TimmSwin(),
@@ -225,7 +234,6 @@ UNSUPPORTED = {
     r"(^|\.)stages\.\d+\.layers\.\d+\.attention\.attention\.convolution_projection": "CvT",
     r"(^|\.)encoder\.patch_embeddings\.\d+\.": "SegFormer, PVT, GLPN or PoolFormer",
     r"(^|\.)embeddings\.projection\.weight$": "ViTDet",
-    r"(^|\.)embeddings\.patch_embeddings\.weight$": "DINOv3, which rotates queries and keys",
     r"(^|\.)layer1\.0\.conv1\.weight$": "a ResNet",
 }
 
@@ -240,7 +248,7 @@ def _unsupported_model(state: StateDict, detected: Format | None) -> str:
         return ""
     model_type, architecture = (state.config.get(key) for key in ("model_type", "architecture"))
     if isinstance(model_type, str) and (detected is None or detected.name == "huggingface"):
-        known = model_type in TRANSFORMERS_FAMILIES or model_type in TOWER_TYPES
+        known = model_type in TRANSFORMERS_FAMILIES or model_type in TOWER_TYPES or model_type == DINOV3_TYPE
         return "" if known else f"a transformers {model_type!r:.80} model (model_type in config.json)"
     if detected is None and isinstance(architecture, str):
         return f"a timm {architecture!r:.80} model (architecture in config.json)"

@@ -4,7 +4,8 @@
 preprocessor_config.json.
 """
 
+from vitreous.weights.formats.huggingface.dinov3 import HuggingFaceDinoV3
 from vitreous.weights.formats.huggingface.format import HuggingFace
 from vitreous.weights.formats.huggingface.towers import HuggingFaceTower
 
-__all__ = ["HuggingFace", "HuggingFaceTower"]
+__all__ = ["HuggingFace", "HuggingFaceDinoV3", "HuggingFaceTower"]

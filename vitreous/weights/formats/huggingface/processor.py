@@ -32,6 +32,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     | {"image_mean": HALVES, "image_std": HALVES},
     "Bit": CROPPED,
     "CLIP": CROPPED,
+    "DINOv3ViT": {"size": 224, "resample": 2, "image_mean": IMAGENET.mean, "image_std": IMAGENET.std},
     "Siglip": {"size": 224, "resample": 3, "image_mean": HALVES, "image_std": HALVES},
     "Siglip2": {"size": 256, "resample": 2, "image_mean": HALVES, "image_std": HALVES},
 }

@@ -39,14 +39,15 @@ SIZES = {
     1408: ("giant",),
     1536: ("giant", "giantopt"),
     1664: ("gigantic",),
+    4096: ("7b",),
 }
 SIZE = "|".join(size for sizes in SIZES.values() for size in sizes)
 WORD = (
     r"patch\d+|\d{3}|\d+x\d|r\d*|s\d+|p\d+|resnet\d+d|mci|reg\d+|gap|map|distilled|plus|xp|miil"
-    r"|clip|quickgelu|siglip|dinov2|tipsv2|rpn|rope|mixed|ape"
+    r"|clip|quickgelu|siglip|dinov2|dinov3|qkvb|tipsv2|rpn|rope|mixed|ape"
 )
 ARCHITECTURE = re.compile(
-    rf"(?:vit|deit3?|eva)_(?P<size>{SIZE})(?:_(?:{WORD}))+|flexivit_(?P<flexible>small|base|large)|test_vit[234]?"
+    rf"(?:vit|deit3?|eva(?:02)?)_(?P<size>{SIZE})(?:_(?:{WORD}))+|flexivit_(?P<flexible>small|base|large)|test_vit[234]?"
 )
 # End of the architecture in a file name, before a training tag, a hash or a suffix.
 END = re.compile(r"[.@-]")
@@ -90,9 +91,9 @@ TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*
 SIXTEEN_HEADS = re.compile(r"vit_giantopt_.*|vit_base_patch16_gap_224")
 TWO_HEADS = re.compile(r"test_vit2?")
 # Architectures without positions for prefix tokens.
-NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp)_.*")
-# Unsupported architectures with the same tensors: rotary and learned positions, or norms after the layers.
-UNSUPPORTED = re.compile(r"vit_.*_(rope|rpn)_.*")
+NO_ENTRIES = re.compile(r"(deit3|flexivit)_.*|vit_(?!so150m).*_(reg\d+|xp|ape)_.*")
+# Unsupported architectures with the same tensors: norms after the layers, or rotary positions (Perception Encoder).
+UNSUPPORTED = re.compile(r"vit_.*_rpn_.*|vit_pe_.*")
 SWIGLU = re.compile(r"vit_giant_patch14_(reg\d+_)?(dinov2|tipsv2)")
 ACTIVATIONS: dict[str, options.GeluApproximation] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 # `Preprocessing.fit` for each `crop_mode` of timm.
@@ -300,6 +301,13 @@ def timm_config(config: ViTConfig) -> dict[str, Any]:
         architecture = "deit_base_distilled_patch16_224"
     elif config.pre_norm:
         architecture = "vit_base_patch16_clip_224"
+    return config_document(config, architecture, args, first_conv)
+
+
+def config_document(
+    config: ViTConfig, architecture: str, args: Mapping[str, Any], first_conv: str = "patch_embed.proj"
+) -> dict[str, Any]:
+    """Return a config.json for an architecture whose arguments `args` replace."""
     num_classes = config.num_classes or config.projection or 0
     classifier: str | list[str] = ["head", "head_dist"] if config.distillation_token else "head"
     return {

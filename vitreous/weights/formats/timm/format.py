@@ -297,7 +297,7 @@ def _matrix(state: StateDict, names: Names, layer: str) -> tuple[int, int] | Non
 
 # ---- timm checkpoints ------------------------------------------------------------------------------------------------
 
-NOT_ROPE_APE = "as in DeiT-III; rope_ape models have the same tensors but are not supported"
+NOT_ROPE_APE = "as in DeiT-III; rope_ape models have the same tensors and are recognised by their name in the path"
 NOT_RPN = "as in models with norms before the layers; rpn models have the same tensors but are not supported"
 POOLS = {"token": options.ClassToken, "avg": options.GlobalAverage, "map": options.AttentionPool}
 
@@ -462,18 +462,15 @@ def _pool(state: StateDict, stated: str | None, seen: options.PoolConfig) -> opt
 
 # Unsupported parts by patterns of tensor names. The names are untrusted, so no pattern may backtrack.
 PARTS = {
-    r"\.attn\.[qv]_bias$": "a bias on queries and values, but not on keys (q_bias), as in BEiT and EVA",
     r"relative_position_bias_table|rel_pos": "relative positions (rel_pos)",
     r"\.attn\.proj_[lw]\.": "talking heads (proj_l), as in CaiT",
     r"\.attn\.norm\.": "a norm on the attention output (attn.norm)",
     r"\.mlp\.norm\.": "a norm inside the MLP (mlp.norm)",
-    r"\.mlp\.fc1_[gx]\.": "a separate gate projection (fc1_g), as in EVA and DINOv3",
     r"\.attn\.lambda_": "differential attention (lambda_q1)",
-    r"^rope\.": "rotary positions in addition to learned ones (rope)",
     r"^patch_embed\.norm\.": "a norm on the patches (patch_embed.norm)",
 }
 MISSING = {
-    "pos_embed": "rotary (as in DINOv3), relative or no positions instead of learned ones (pos_embed)",
+    "pos_embed": "relative or no positions instead of learned or rotary ones (pos_embed)",
     "blocks.0.norm1.bias": "norms without a bias, such as RMSNorm",
     "blocks.0.attn.proj.bias": "no attention output bias (attn.proj)",
 }
@@ -484,16 +481,18 @@ def _check_parts(state: StateDict, architecture: str) -> None:
     names = state.tensors
     parts = [part for pattern, part in PARTS.items() if any(re.search(pattern, name) for name in names)]
     parts += [part for name, part in MISSING.items() if name not in names]
+    if "norm_pre.weight" in names and "cls_token" not in names:
+        parts.append("rotary positions after a norm of the tokens (norm_pre), as in Perception Encoder")
     if "norm.weight" not in names and "fc_norm.weight" not in names:
         parts.append("no norm after the last block (norm)")
-    if _has_norms_after(state):
+    if has_norms_after(state):
         parts.append("norms after the layers instead of before them (norm1 follows attn), as in rpn models")
     if parts:
         known = f" ({architecture})" if architecture else ""
         raise BadCheckpoint(f"{state.path} is a timm model{known} with unsupported features: {'; '.join(parts)}")
 
 
-def _has_norms_after(state: StateDict) -> bool:
+def has_norms_after(state: StateDict) -> bool:
     """Return True if the tensors are ordered as in timm's ResPostBlock, not as in plain blocks or sorted by name."""
     parts = [name.split(".")[2] for name in state.tensors if name.startswith("blocks.0.") and name.count(".") > 2]
     first = [part for part in dict.fromkeys(parts) if part in ("attn", "norm1", "mlp", "norm2")]
