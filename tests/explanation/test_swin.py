@@ -11,7 +11,7 @@ from torch import Tensor
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, attention_distance, capture, distances
 from vitreous.explanation.rollout_relevance_occlusion import relevance, rollout, rollout_map
 from vitreous.model.build import build
-from vitreous.model.swin import Swin, Windows
+from vitreous.model.swin import PatchMerging, Swin, WindowAttention, Windows
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2
 
 RULES = ("microsoft", "timm", "torchvision")
@@ -73,6 +73,39 @@ def dense_merge(grid: tuple[int, int]) -> Tensor:
     return whole / whole.sum(dim=1, keepdim=True)
 
 
+def shares(module: PatchMerging, tokens: Tensor, grid: tuple[int, int], merged: Tensor) -> Tensor:
+    """Divide merged tokens among their patches by gradient times part: [b, m, n], computed patch by patch."""
+    (gh, gw), (b, n, d) = grid, tokens.shape
+    columns, rest = -(-gw // 2), merged.detach().clone()
+    found = torch.zeros(b, merged.shape[1], n)
+    assert merged.grad is not None
+    for at in range(merged.shape[1]):
+        y, x = 2 * (at // columns), 2 * (at % columns)
+        square = [(y, x), (y + 1, x), (y, x + 1), (y + 1, x + 1)]
+        inside = [place for place, (row, column) in enumerate(square) if row < gh and column < gw]
+        whole = torch.zeros(b, 4 * d)
+        for place in inside:
+            whole[:, place * d : place * d + d] = tokens[:, square[place][0] * gw + square[place][1]].detach()
+        for place in range(4):
+            alone = torch.zeros(b, 4 * d)
+            piece = slice(place * d, place * d + d)
+            if module.post_norm:  # the norm divides by the standard deviation of the whole
+                alone[:, piece] = whole[:, piece]
+                part, total = module.reduction(alone).detach(), module.reduction(whole).detach()
+                std = (total.var(dim=1, correction=0, keepdim=True) + module.norm.eps).sqrt()
+                part = (part - part.mean(dim=1, keepdim=True)) / std * module.norm.weight + module.norm.bias / 4
+            else:
+                alone[:, piece] = module.norm(whole)[:, piece].detach()
+                part = module.reduction(alone)
+            rest[:, at] -= part.detach()
+            if place in inside:
+                index = square[place][0] * gw + square[place][1]
+                found[:, at, index] = (part * merged.grad[:, at]).sum(dim=1).clamp_min(0).detach()
+    torch.testing.assert_close(rest, torch.zeros_like(rest), atol=1e-4, rtol=0)  # nothing is lost
+    total = found.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, found / total, dense_merge(grid))
+
+
 def merges(captured: CapturedForward) -> list[Tensor | None]:
     grids = [layer.layout.grid for layer in captured.layers]
     return [None, *(dense_merge(a) if a != b else None for a, b in itertools.pairwise(grids))]
@@ -99,11 +132,17 @@ def test_relevance_equals_one_backward_pass_with_dense_matrices(rule: str, versi
     model, images = random_swin(rule, version, seed)
     captured = capture(model, images)
     tokens, grid = model.embed(images)
-    steps = []
-    for layer in range(model.config.num_layers):
-        found, tokens, grid = model.explicit_step(layer, tokens, grid)
-        found.weights.retain_grad()
-        steps.append(found)
+    steps: list[WindowAttention] = []
+    merged: list[tuple[PatchMerging, Tensor, tuple[int, int], Tensor]] = []
+    for layer, merge in zip(captured.layers, merges(captured), strict=True):
+        if merge is not None:
+            module = model.stages[len(merged) + 1].merge
+            merged.append((module, tokens, grid, module(tokens, grid)[0]))
+            tokens, grid = merged[-1][3], layer.layout.grid
+            tokens.retain_grad()
+        weights, tokens = layer.explicit_step(tokens)
+        weights.retain_grad()
+        steps.append(WindowAttention(weights, layer.terms.windows))  # type: ignore[attr-defined]
     features = model.output_features(tokens, captured.layers[-1].layout)
     weights = model.pool.weights(features).detach().requires_grad_()
     logits = model.head(model.pool.with_weights(features, weights))
@@ -116,7 +155,8 @@ def test_relevance_equals_one_backward_pass_with_dense_matrices(rule: str, versi
         positive = (found.weights * found.weights.grad).clamp_min(0).detach()
         row = row + (row[:, None] @ dense_attention(positive, found.windows).mean(dim=1))[:, 0]
         if merge is not None:
-            row, output = row @ merge, output @ merge
+            divided = shares(*merged.pop())
+            row, output = ((each[:, None] @ divided)[:, 0] for each in (row, output))
     expected = (row - output).reshape(2, *model.config.map_grid)
     torch.testing.assert_close(relevance(captured, 1), expected, atol=1e-5, rtol=1e-3)
 

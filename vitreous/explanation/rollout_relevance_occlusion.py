@@ -23,7 +23,7 @@ from vitreous.explanation.attention_and_logit_lens import (
 )
 from vitreous.explanation.methods import MapName
 from vitreous.inference.engine import evaluation_mode
-from vitreous.model.attention_layer import AttentionLayer, dense, times
+from vitreous.model.attention_layer import AttentionLayer, Merge, dense, times
 from vitreous.model.pooling import ClassTokenPooling
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_probabilities
@@ -90,12 +90,14 @@ def rollout_map(
     return captured.on_map(row)
 
 
-def unmerged(row: Float[Tensor, "b t"], layer: AttentionLayer) -> Float[Tensor, "b s"]:
-    """Divide the value of each token equally among the tokens that were merged into it before the layer."""
+def unmerged(
+    row: Float[Tensor, "b t"], layer: AttentionLayer, weights: Float[Tensor, "b t m"] | None = None
+) -> Float[Tensor, "b s"]:
+    """Divide the value of each token among the tokens that were merged into it before the layer: equally by default."""
     if layer.merge is None:
         return row
-    count = math.prod(layer.merge.layout.grid)
-    return times(row, layer.merge.weights.expand(row.shape[0], -1, -1), layer.merge.keys, count)
+    weights = layer.merge.weights.expand(row.shape[0], -1, -1) if weights is None else weights
+    return times(row, weights, layer.merge.keys, math.prod(layer.merge.layout.grid))
 
 
 def fuse(weights: Float[Tensor, "b heads q t"], fusion: Fusion, discard: float) -> Float[Tensor, "b q t"]:
@@ -123,7 +125,8 @@ def _check(fusion: Fusion, discard: float) -> None:
 # Gradient times attention for one class, propagated through all layers (Chefer et al., arXiv 2103.15679). Each layer
 # contributes the residual plus the positive part of A * dy/dA, averaged over heads. The map is the row of the product
 # over all layers that belongs to the output tokens. Layers are recomputed from their captured inputs, starting with
-# the last layer, so that the weights of only one layer are in memory.
+# the last layer, so that the weights of only one layer are in memory. Where tokens were merged, the relevance of the
+# merged token is divided among them by gradient times what each of them adds to it.
 
 Target = int | Sequence[int] | Int[Tensor, "b"] | None
 
@@ -146,9 +149,11 @@ def relevance(
             slope, gradient = torch.autograd.grad(after, (weights, before), gradient)
             row = row + times(row, layer.rows(_positive(slope, weights)).mean(dim=1), layer.keys, row.shape[1])
             if layer.merge is not None:
-                row, output = unmerged(row, layer), unmerged(output, layer)
                 before = captured.outputs[index - 1].detach().requires_grad_()
-                (gradient,) = torch.autograd.grad(layer.merge.function(before), before, gradient)
+                parts = layer.merge.parts(before)
+                weights = _merge_weights(layer.merge, parts, gradient)
+                row, output = unmerged(row, layer, weights), unmerged(output, layer, weights)
+                (gradient,) = torch.autograd.grad(parts.sum(dim=2), before, gradient)
     # Subtract the weights of the output tokens. Output tokens mix all patches, so their positions carry little meaning,
     # and with average pooling they would dominate the map. With a class token, this changes nothing.
     return captured.on_map(row - output)
@@ -157,6 +162,15 @@ def relevance(
 def _positive(slope: Tensor, weights: Tensor) -> Tensor:
     """Return the positive part of gradient times attention weights."""
     return (slope * weights.detach()).clamp_min(0)
+
+
+def _merge_weights(
+    merge: Merge, parts: Float[Tensor, "b t m e"], gradient: Float[Tensor, "b t e"]
+) -> Float[Tensor, "b t m"]:
+    """Weight merged tokens by the positive part of gradient times what each adds; equally if there is none."""
+    positive = (parts.detach() * gradient[:, :, None]).sum(dim=-1).clamp_min(0) * (merge.weights > 0)
+    total = positive.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, positive / total.clamp_min(1e-30), merge.weights)
 
 
 def _output_relevance(

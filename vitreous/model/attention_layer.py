@@ -41,12 +41,12 @@ class AttentionLayer(ABC):
 
 @dataclass(frozen=True)
 class Merge:
-    """Merges tokens of the previous layer. `weights` divides each merged token equally among its tokens."""
+    """Merges tokens of the previous layer."""
 
-    function: Callable[[Tensor], Tensor]  # [b, s, d] to [b, t, e]
+    parts: Callable[[Tensor], Tensor]  # [b, s, d] to [b, t, m, e]: what each of m tokens adds to a merged token
     layout: Layout  # of the previous layer
     keys: Int[Tensor, "t m"]  # tokens that are merged into each token, see `times`
-    weights: Float[Tensor, "t m"]
+    weights: Float[Tensor, "t m"]  # equal weights; 0 beyond the edge
 
 
 class AttentionStep(NamedTuple):

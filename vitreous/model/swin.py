@@ -317,6 +317,14 @@ class SwinBlock(nn.Module):
         return tokens + self.stochastic_depth(self.mlp(self.mlp_norm(tokens)))
 
 
+def squares(tokens: Float[Tensor, "b n d"], grid: Size) -> Float[Tensor, "b m 4 d"]:
+    """Group each 2 x 2 patches, column by column, with zeros beyond the edge."""
+    (b, _, d), (gh, gw) = tokens.shape, grid
+    rows, columns = -(-gh // 2), -(-gw // 2)
+    x = F.pad(tokens.reshape(b, gh, gw, d), (0, 0, 0, gw % 2, 0, gh % 2))
+    return x.reshape(b, rows, 2, columns, 2, d).permute(0, 1, 3, 4, 2, 5).reshape(b, rows * columns, 4, d)
+
+
 class PatchMerging(nn.Module):
     """Concatenates the tokens of each 2 x 2 patches and projects them to twice the width. V2 normalises after it."""
 
@@ -327,19 +335,20 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
 
     def forward(self, tokens: Float[Tensor, "b n d"], grid: Size) -> tuple[Float[Tensor, "b m e"], Size]:
-        (b, _, d), (gh, gw) = tokens.shape, grid
-        rows, columns = -(-gh // 2), -(-gw // 2)
-        x = F.pad(tokens.reshape(b, gh, gw, d), (0, 0, 0, gw % 2, 0, gh % 2))
-        x = x.reshape(b, rows, 2, columns, 2, d).permute(0, 1, 3, 4, 2, 5)  # in each square, column by column
-        x = x.reshape(b, rows * columns, 4 * d)
+        x = squares(tokens, grid).flatten(2)
         x = self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
-        return x, (rows, columns)
+        return x, (-(-grid[0] // 2), -(-grid[1] // 2))
 
-
-def merged_indices(grid: Size) -> Int[Tensor, "m 4"]:
-    """Return the indices of the patches that are merged into each patch, or -1 beyond the edge."""
-    padded = F.pad(torch.arange(math.prod(grid)).view(grid), (0, grid[1] % 2, 0, grid[0] % 2), value=-1)
-    return padded.view(-(-grid[0] // 2), 2, -(-grid[1] // 2), 2).transpose(1, 2).reshape(-1, 4)
+    def parts(self, tokens: Float[Tensor, "b n d"], grid: Size) -> Float[Tensor, "b m 4 e"]:
+        """Return what each of the four patches adds to the output. The sum of the parts is the output."""
+        x = squares(tokens, grid)
+        x = x if self.post_norm else self.norm(x.flatten(2)).view_as(x)
+        parts = torch.einsum("bmpd,epd->bmpe", x, self.reduction.weight.view(self.reduction.out_features, 4, -1))
+        if not self.post_norm:
+            return parts
+        # The norm of V2 is linear once the standard deviation of the sum is known.
+        std = (parts.sum(dim=2, keepdim=True).var(dim=-1, keepdim=True, correction=0) + self.norm.eps).sqrt()
+        return (parts - parts.mean(dim=-1, keepdim=True)) / std * self.norm.weight + self.norm.bias / 4
 
 
 class Stage(nn.Module):
@@ -599,10 +608,10 @@ class Swin(Model):
                 cast(SwinBlock, block).attention.position.resize(window, units[number])
 
     def _merge(self, module: PatchMerging, grid: Size, device: torch.device) -> Merge:
-        indices = merged_indices(grid).to(device)
-        weights = (indices >= 0).float()
-        weights = weights / weights.sum(dim=1, keepdim=True)
-        return Merge(lambda tokens: module(tokens, grid)[0], Layout(0, grid), indices.clamp_min(0), weights)
+        numbers = squares(torch.arange(1.0, 1 + math.prod(grid), device=device).view(1, -1, 1), grid)[0, ..., 0].long()
+        inside = (numbers > 0).float()  # the others are beyond the edge
+        weights = inside / inside.sum(dim=1, keepdim=True)
+        return Merge(lambda tokens: module.parts(tokens, grid), Layout(0, grid), (numbers - 1).clamp_min(0), weights)
 
     @property
     def _stages(self) -> list[Stage]:
