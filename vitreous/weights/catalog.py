@@ -23,6 +23,8 @@ OWNER = "timm"
 EVALUATED = "ImageNet-1k top-1 of these weights, measured by timm"
 LINEAR = "ImageNet-1k top-1 of a linear probe, reported by the authors"
 ZERO_SHOT = "ImageNet-1k top-1 without training, by comparison with texts, measured by OpenCLIP"
+REPORTED = "ImageNet-1k top-1 of these weights, reported by the authors"
+NOT_LISTED = "in the paper, on other test sets"
 FINE_TUNED = "ImageNet-1k top-1 after fine-tuning, reported by the authors"
 FINE_TUNED_224 = "ImageNet-1k top-1 after fine-tuning at 224 pixels (the entry without -in21k), measured by timm"
 FINE_TUNED_448 = "ImageNet-1k top-1 after fine-tuning at 448 pixels (the entry without -in21k), measured by timm"
@@ -70,6 +72,24 @@ CATALOG: dict[str, Pretrained] = {
         "dinov2-b-reg": ("vit_base_patch14_reg4_dinov2.lvd142m", "DINOv2-B/14-reg", 518, 86.6, 84.6),
         "dinov2-l-reg": ("vit_large_patch14_reg4_dinov2.lvd142m", "DINOv2-L/14-reg", 518, 304.4, 86.7),
         "dinov2-g-reg": ("vit_giant_patch14_reg4_dinov2.lvd142m", "DINOv2-g/14-reg", 518, 1136.5, 87.1),
+    }),
+    **_family("2508.10104", "dinov3-license", NOT_LISTED, {
+        "dinov3-s": ("vit_small_patch16_dinov3_qkvb.lvd1689m", "DINOv3-S/16", 256, 21.6, None),
+        "dinov3-s-plus": ("vit_small_plus_patch16_dinov3_qkvb.lvd1689m", "DINOv3-S+/16", 256, 28.7, None),
+        "dinov3-b": ("vit_base_patch16_dinov3_qkvb.lvd1689m", "DINOv3-B/16", 256, 85.7, None),
+        "dinov3-l": ("vit_large_patch16_dinov3_qkvb.lvd1689m", "DINOv3-L/16", 256, 303.1, None),
+        "dinov3-h-plus": ("vit_huge_plus_patch16_dinov3_qkvb.lvd1689m", "DINOv3-H+/16", 256, 840.6, None),
+    }),
+    **_family("2303.11331", "mit", REPORTED, {
+        "eva02-ti": ("eva02_tiny_patch14_336.mim_in22k_ft_in1k", "EVA02-Ti/14", 336, 5.8, 80.7),
+        "eva02-s": ("eva02_small_patch14_336.mim_in22k_ft_in1k", "EVA02-S/14", 336, 22.1, 85.8),
+        "eva02-b": ("eva02_base_patch14_448.mim_in22k_ft_in22k_in1k", "EVA02-B/14", 448, 87.1, 88.6),
+        "eva02-l": ("eva02_large_patch14_448.mim_m38m_ft_in22k_in1k", "EVA02-L/14", 448, 305.1, 90.0),
+    }),
+    **_family("2403.13298", "apache-2.0", REPORTED, {
+        "rope-mixed-s16": ("vit_small_patch16_rope_mixed_224.naver_in1k", "RoPE-ViT-S/16-mixed", 224, 22.0, 80.9),
+        "rope-mixed-b16": ("vit_base_patch16_rope_mixed_224.naver_in1k", "RoPE-ViT-B/16-mixed", 224, 86.4, 83.8),
+        "rope-mixed-l16": ("vit_large_patch16_rope_mixed_224.naver_in1k", "RoPE-ViT-L/16-mixed", 224, 304.2, 84.8),
     }),
     **_family("2106.10270", "apache-2.0", EVALUATED, {
         "augreg-ti16": ("vit_tiny_patch16_224.augreg_in21k_ft_in1k", "ViT-Ti/16", 224, 5.7, 75.5),
@@ -210,6 +230,8 @@ def name_hint(name: str) -> str:
     name = name.removeprefix(f"{OWNER}/")
     if original := re.fullmatch(r"dinov2_vit([sblg])14(_reg)?", name):
         name = CATALOG[f"dinov2-{original[1]}{'-reg' * bool(original[2])}"].model
+    if original := re.fullmatch(r"dinov3_vit([sblh])16(plus)?", name):
+        name = CATALOG[f"dinov3-{original[1]}{'-plus' * bool(original[2])}"].model
     known = {key: entry for key, entry in CATALOG.items() if name in (entry.model, entry.model.split(".")[0])}
     if known:
         return f": use {' or '.join(f'{key!r} ({entry.source})' for key, entry in known.items())}"
