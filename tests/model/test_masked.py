@@ -172,3 +172,13 @@ def test_hybrids_are_rejected() -> None:
     for kind in (MaskedPatchPrediction, MaskedAutoencoder):
         with pytest.raises(ValueError, match="stem is"):
             kind(hybrid)
+
+
+def test_partial_patches_are_rejected() -> None:
+    from vitreous import create
+
+    for changes in ({"truncate": True}, {"pad": True}):
+        partial = create("ViT-Ti/16", num_classes=0, overrides={"depth": 1, "image_size": (40, 32)} | changes)
+        for kind in (MaskedPatchPrediction, MaskedAutoencoder):
+            with pytest.raises(ValueError, match=r"image_size is \(40, 32\), but must be a multiple of the patch size"):
+                kind(partial)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitreous.common.checks import check_choice, fail
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.block import Block, GeluMlp
+from vitreous.model.config import ViTConfig
 from vitreous.model.init import small_, xavier_
 from vitreous.model.patch import cut
 from vitreous.model.position import SinCos2dPosition
@@ -32,6 +33,14 @@ class Filled(NamedTuple):
     patches: Float[Tensor, "b n p"]  # detached, and scaled like the target, for display
 
 
+def check_maskable(config: ViTConfig) -> None:
+    """Raise ValueError unless all tokens are whole patches of the image."""
+    if config.stem is not None:
+        fail("stem", config.stem, "None, because only image patches can be masked, not a feature map")
+    if any(side % step for side, step in zip(config.image_size, config.patch_size, strict=True)):
+        fail("image_size", config.image_size, f"a multiple of the patch size {config.patch_size}")
+
+
 # ---- Masked patch prediction (appendix B.1.2) ------------------------------------------------------------------------
 
 
@@ -48,8 +57,7 @@ class MaskedPatchPrediction(nn.Module):
         super().__init__()
         check_choice("target", target, TARGETS)
         config = encoder.config
-        if config.stem is not None:
-            fail("stem", config.stem, "None, because only image patches can be masked, not a feature map")
+        check_maskable(config)
         if config.patch_dropout:
             fail("patch_dropout", config.patch_dropout, "0 for masked patch prediction")
         self.encoder, self.target, self.rate = encoder, target, rate
@@ -133,8 +141,7 @@ class MaskedAutoencoder(nn.Module):
     def __init__(self, encoder: ViT, rate: float = 0.75, width: int = 512, depth: int = 8, num_heads: int = 16):
         super().__init__()
         config = encoder.config
-        if config.stem is not None:
-            fail("stem", config.stem, "None, because only image patches can be masked, not a feature map")
+        check_maskable(config)
         self.encoder, self.rate = encoder, rate
         self.embed = xavier_(nn.Linear(config.width, width))
         self.mask = nn.Parameter(small_(torch.empty(1, 1, width)))
