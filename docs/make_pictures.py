@@ -84,8 +84,7 @@ def segment(work: Path, init: str) -> None:
     for i in range(6):
         Image.fromarray(np.asarray(source.image(i))).save(work / "unseen" / f"{i}.png")
     run(work / "cut", "predict", trained / "best", work / "unseen", "--out", work / "cut")
-    files = [path for i in range(6) for path in (work / "unseen" / f"{i}.png", work / "cut" / "overlays" / f"{i}.png")]
-    join(files, "segment", height=190, columns=4)
+    join([work / "cut" / "overlays" / f"{i}.png" for i in range(6)], "segment", height=220)
 
 
 def mae(work: Path, init: str) -> None:

@@ -30,7 +30,9 @@ PUBLISHED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Replace a pattern in the navigation by the pages that match it."""
+    """Replace a pattern in the navigation by the pages that match it. Show a menu of versions if mike is running."""
+    if "mike" in config.plugins:
+        config.extra["version"] = {"provider": "mike"}
     for entry in list(config.nav or []):
         for title, pattern in entry.items():
             if isinstance(pattern, str) and "*" in pattern:
