@@ -94,10 +94,11 @@ def text_of(file: File, config: MkDocsConfig) -> str:
 
 
 def outside_links(page: str, markdown: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (path in the repository, anchor, whole link) for links that leave docs/."""
+    """Yield (path in the repository, anchor, whole link) for links to files that are not part of the site."""
     for match in LINK.finditer(markdown):
         path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), match[1]))
-        if not path.startswith("docs/") and (ROOT / path).is_file():  # MkDocs reports missing files
+        published = path.startswith("docs/") and not path.endswith(".py")
+        if not published and (ROOT / path).is_file():  # MkDocs reports missing files
             yield path, match[2] or "", match[0]
 
 
