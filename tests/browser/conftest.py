@@ -17,6 +17,7 @@ import torch
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 import vitreous
+from browser.actions import sample_image
 from browser_path import NAMES, browser_path
 from vitreous.model.build import build, build_segmenter
 from vitreous.model.config import ResNetConfig, SegmenterConfig
@@ -131,9 +132,12 @@ def stopped(site: Site) -> None:
 
 
 @pytest.fixture(scope="session")
-def site(checkpoints: dict[str, Path]) -> Iterator[str]:
-    """URL of a server with all models."""
-    running = started(*checkpoints.values())
+def site(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a server with all models and a gallery of three images."""
+    folder = tmp_path_factory.mktemp("gallery")
+    for seed in range(3):
+        (folder / f"{seed}.png").write_bytes(sample_image(seed=seed))
+    running = started(*checkpoints.values(), "--gallery", folder)
     yield running.url
     stopped(running)
 

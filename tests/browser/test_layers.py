@@ -1,4 +1,4 @@
-"""Playing the layers of a map, and saving it."""
+"""Playing the layers of a map, saving it, and the nearest images of a gallery."""
 
 import io
 import re
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from browser.actions import answered, attention, drop, expect_legend, sample_image, sent, settled
+from browser.actions import answered, attention, drop, expect_legend, hover, sample_image, sent, settled
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -63,3 +63,18 @@ def test_a_map_is_saved_as_png_and_its_layers_as_gif(open_page: Any, site: str) 
         frames.seek(1)
         assert np.abs(np.asarray(frames.convert("RGB"), dtype=int) - first).mean() > 1  # another layer
     expect(page.locator(".map-title")).to_contain_text("layer 2")  # as before
+
+
+def test_an_encoder_shows_the_nearest_images_and_patches(open_page: Any, site: str) -> None:
+    page = open_page(f"{site}/#model=bare")
+    drop(page, sample_image(seed=1))
+    answered(page)
+    nearest = page.locator(".neighbours li")
+    expect(nearest.first).to_contain_text("1.png")
+    expect(nearest.first).to_contain_text("1.000")
+    expect(nearest).to_have_count(3)
+    hover(page, 2, 5)
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.locator(".gallery")).to_contain_text("most similar to the pinned one")
+    expect(nearest.first).to_contain_text("1.png")

@@ -31,6 +31,7 @@ def serve(
     api_key_file: Path | None = None,
     cors_origins: tuple[str, ...] = (),
     frame_origins: tuple[str, ...] = (),
+    gallery: Path | None = None,
     open: bool = False,
     engine: Literal["local", "ray"] = "local",
     min_replicas: int = 1,
@@ -59,6 +60,7 @@ def serve(
         api_key_file: File with the API key that requests must send. Alternatively, set VITREOUS_API_KEY.
         cors_origins: Websites whose scripts may use the API, such as https://app.example; * allows all.
         frame_origins: Websites that may show the page in a frame.
+        gallery: Folder of images. The page shows those that are nearest to an image or to a patch.
         open: Open the page in a web browser.
         engine: `ray` runs replicas on the Ray cluster at RAY_ADDRESS or on this machine, and replaces the server there
             without losing requests. If there is no cluster, one is started that ends with this command.
@@ -78,7 +80,7 @@ def serve(
     serving.serve(
         checkpoints, host=host, port=port, image_size=image_size, device=device, precision=precision,
         max_batch=max_batch, max_wait_ms=max_wait_ms, queue=queue, max_body_mb=max_body_mb, max_pixels=max_pixels,
-        timeout=timeout, api_key=api_key, cors_origins=cors_origins, frame_origins=frame_origins, open=open,
-        engine=engine, min_replicas=min_replicas, max_replicas=max_replicas, worker_cpus=worker_cpus,
+        timeout=timeout, api_key=api_key, cors_origins=cors_origins, frame_origins=frame_origins, gallery=gallery,
+        open=open, engine=engine, min_replicas=min_replicas, max_replicas=max_replicas, worker_cpus=worker_cpus,
         worker_gpus=worker_gpus,
     )  # fmt: skip

@@ -31,6 +31,7 @@ def serve(
     api_key: str | None = None,
     cors_origins: Sequence[str] = (),
     frame_origins: Sequence[str] = (),
+    gallery: str | Path | None = None,
     open: bool = False,
     engine: Literal["local", "ray"] = "local",
     min_replicas: int = 1,
@@ -59,6 +60,7 @@ def serve(
     api_key: key that requests must send; None allows all requests.
     cors_origins: websites whose scripts may use the API, such as https://app.example; "*" allows all.
     frame_origins: websites that may show the page in a frame.
+    gallery: folder of images; the page shows those that are nearest to an image or to a patch.
     open: open the page in a web browser.
     engine: "local" for one process, or "ray" for several replicas on a Ray cluster.
     min_replicas, max_replicas: limits for the number of replicas, which depends on the load; by default 1, and as many
@@ -83,8 +85,10 @@ def serve(
         for name, value in {**given, "min_replicas": None if min_replicas == 1 else min_replicas}.items():
             if value is not None:
                 fail(name, value, "omitted for the engine 'local'")
-        run_server(names, settings, image_size, device, precision, open)
+        run_server(names, settings, image_size, device, precision, open, None if gallery is None else Path(gallery))
         return
+    if gallery is not None:
+        fail("gallery", str(gallery), "omitted for the engine 'ray'")
     from vitreous.cluster.ray_serve import Replicas
     from vitreous.serving.ray_app import run_on_ray
 

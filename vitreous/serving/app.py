@@ -33,7 +33,7 @@ from vitreous.serving.batch_queue import BATCH_WORKERS, Scheduler
 from vitreous.serving.connection import Connection
 from vitreous.serving.errors import ApiError
 from vitreous.serving.metrics import Metrics, prometheus_text
-from vitreous.serving.models import ServedModel, check_capacity, load_models
+from vitreous.serving.models import ServedModel, add_gallery, check_capacity, load_models
 from vitreous.serving.requests import OPEN, Middleware, is_loopback
 from vitreous.serving.settings import Settings
 
@@ -180,6 +180,7 @@ def run_server(
     device: str = "auto",
     precision: Precision = "fp32",
     open_page: bool = False,
+    gallery: Path | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. See `vitreous.serve`."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # would warn about every invalid form
@@ -187,6 +188,8 @@ def run_server(
         served = load_models(checkpoints, image_size, device, precision, settings.max_batch)
         for model in served:
             check_capacity(model, settings.timeout)
+        if gallery is not None:
+            served = add_gallery(served, gallery)
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if not is_loopback(host) and settings.api_key is None:

@@ -1,7 +1,7 @@
 """Served models: loading, ids, descriptions, and checks against the memory and speed of this machine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from vitreous.inference.engine import Precision, input_description, large_cost
 from vitreous.inference.predictor import AnyPredictor, predictor_class, predictor_for
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names
+from vitreous.page.gallery import Gallery, build_gallery
 from vitreous.page.model_facts import model_facts, short_name, unique_ids
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import load
@@ -29,10 +30,12 @@ class ServedModel:
     model: Model
     predictor: AnyPredictor
     labels: tuple[str, ...]  # class names
+    gallery: Gallery | None = None  # images to compare with
 
     def describe(self) -> dict[str, Any]:
         """Return the entry for `GET /v1/model`."""
-        return model_facts(self.model, self.id, self.name, self.labels)
+        gallery = None if self.gallery is None else len(self.gallery.names)
+        return {**model_facts(self.model, self.id, self.name, self.labels), "gallery": gallery}
 
 
 # ---- Loading ----
@@ -53,6 +56,11 @@ def load_models(
         copy_to_memory(model)
         served.append(serve_model(model, id, clean(short_name(name)), device, precision, max_batch))
     return served
+
+
+def add_gallery(served: Sequence[ServedModel], folder: Path) -> list[ServedModel]:
+    """Compute the features of the images in a folder for every model."""
+    return [replace(entry, gallery=build_gallery(folder, entry.model)) for entry in served]
 
 
 def serve_model(

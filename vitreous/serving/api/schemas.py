@@ -47,6 +47,7 @@ Described = shape(
     image_size=list[int], patch_size=list[int] | None, grid=list[int] | None, width=int | None, depth=int | None,
     heads=int | None, layers=many(AttentionShape) | None, tokens=Tokens | None, position=str | None,
     position_grid=list[int] | None, classes=int, labels=list[str], origin=str | None, version=str,
+    gallery=int | None,
 )  # fmt: skip
 Models = shape("Models", "ignore", model=str, models=many(Described))
 Class = shape("Class", label=str, index=int, probability=float)
@@ -84,6 +85,11 @@ Tested = shape(
 )  # fmt: skip
 Lens = shape("Lens", layers=many(shape("AfterLayer", layer=int, predictions=many(Class))))
 Reach = shape("Reach", pixels=list[list[float]], largest=float)
+Neighbour = shape(
+    "Neighbour", "ignore", name=str, similarity=float, thumbnail=str, row=int | None, column=int | None,
+    grid=list[int] | None,
+)  # fmt: skip
+Neighbours = shape("Neighbours", images=many(Neighbour))
 Changed = shape("Changed", predictions=many(Class), probabilities=dict[str, float])
 
 # ---- Examples --------------------------------------------------------------------------------------------------------

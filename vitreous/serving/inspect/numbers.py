@@ -20,6 +20,7 @@ from vitreous.explanation.rollout_relevance_occlusion import (
 from vitreous.inference.mask_images import hex_colours
 from vitreous.inference.predictor import LONGEST
 from vitreous.model.segmenter import Segmenter, slide
+from vitreous.model.tokens import Features
 from vitreous.page import results
 from vitreous.page.results import TOP, as_map, class_entry, faithfulness_curves, picture, rounded, top_classes
 from vitreous.serving.errors import ApiError
@@ -39,6 +40,15 @@ def predictions(session: Session) -> dict[str, Any]:
     else:
         scores, pooled = model.logits_and_pooled(session.image)
     return results.predictions(model, scores[0], pooled, labels)
+
+
+@torch.no_grad()
+def features(session: Session) -> Features:
+    """Return the features of the image, with or without attention."""
+    model = session.inspected.model
+    return (
+        session.captured.features() if model.config.backbone.has_attention else model.backbone.features(session.image)
+    )
 
 
 def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Attention and similarity are sent as bytes (see page/results.py), and everything
 
 import hashlib
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
@@ -37,6 +37,7 @@ def router(service: InspectService, settings: Settings) -> APIRouter:
     api = APIRouter(tags=["page"], dependencies=[Depends(check_query)])
     add_image_routes(api, service, settings)
     add_layer_routes(api, service)
+    add_gallery_routes(api, service)
     add_map_routes(api, service)
     add_model_routes(api, service)
     return api
@@ -182,6 +183,44 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         """Return the attention distance of every head of every layer, in input pixels."""
         make = lambda session: results.distance(session.captured, session.step)  # noqa: E731
         return await service.respond(request, model, id, "distance", make, Priority.MEDIUM)
+
+
+# ---- Images of the gallery ----
+
+
+def add_gallery_routes(api: APIRouter, service: InspectService) -> None:
+    @api.get(
+        "/v1/images/{id}/neighbours",
+        **named("getNeighbours", "Nearest images of the gallery"),
+        responses=json_response(schemas.Neighbours, *MODEL_ERRORS),
+    )
+    async def neighbours(
+        request: Request,
+        id: Id,
+        patch: Annotated[
+            int | None, Query(ge=0, description="Index of a patch, row by row; default: the image.")
+        ] = None,
+        count: Annotated[int, Query(ge=1, le=100)] = 8,
+        model: Model = None,
+    ) -> Response:
+        """Return the images of `--gallery` with the most similar features or, with `patch`, the most similar patches.
+
+        `similarity` is a cosine, and `thumbnail` a WebP image in base64.
+        """
+        inspected = service.model(model)
+        gallery = inspected.gallery
+        if gallery is None:
+            raise ApiError(404, "no_gallery", "this server has no gallery; start it with --gallery DIR")
+        if patch is not None and patch >= math.prod(gallery.grid):
+            raise ApiError(422, "bad_parameter", f"patch must be from 0 to {math.prod(gallery.grid) - 1}, got {patch}")
+
+        def make(session: Session) -> dict[str, Any]:
+            features = numbers.features(session)
+            if patch is None:
+                return {"images": gallery.nearest(inspected.model.backbone.pool_features(features)[0], count)}
+            return {"images": gallery.nearest_patches(features.patches[0, patch], count)}
+
+        return await service.respond(request, model, id, ("neighbours", patch, count), make)
 
 
 # ---- Explanations: importance maps, tests of these maps, predictions with masked patches ----

@@ -28,6 +28,7 @@ from vitreous.inference.predictor import LONGEST
 from vitreous.model.centre_crop import covering
 from vitreous.model.protocol import Model, UnsupportedModel, require_attention
 from vitreous.model.vit import ViT
+from vitreous.page.gallery import Gallery
 from vitreous.page.results import NotFinite
 from vitreous.page.walk import global_attention
 from vitreous.serving.batch_queue import Priority, Scheduler, Step, Work, result_for
@@ -91,6 +92,7 @@ class InspectedModel:
     id: str
     model: Model
     labels: tuple[str, ...]
+    gallery: Gallery | None = None
 
     @property
     def backbone(self) -> Model:
@@ -269,7 +271,7 @@ class InspectService:
         self.models: dict[str, InspectedModel] = {}
         for entry in served:  # float32 models are shared; other models are converted to a copy
             model = placed(entry.model, next(entry.model.parameters()).device, torch.float32).eval()
-            self.models[entry.id] = InspectedModel(entry.id, model, entry.labels)
+            self.models[entry.id] = InspectedModel(entry.id, model, entry.labels, entry.gallery)
         self.images = LruCache[DecodedImage](images, image_bytes)
         self.cache = LruCache[Any](2**14, cache_bytes)
 

@@ -9,6 +9,7 @@ import { Faithfulness, TESTED } from "../views/faithfulness.js";
 import { AttentionDistance } from "../views/attention-distance.js";
 import { el } from "../widgets/dom.js";
 import { PatchEraser } from "../image/patch-eraser.js";
+import { Neighbours } from "../views/neighbours.js";
 import { ModelFacts } from "../views/model-facts.js";
 import { Prefetch } from "./prefetch.js";
 import { PatchFilters } from "../views/patch-filters.js";
@@ -47,6 +48,7 @@ export class ModelPane {
     this.caption = new MapCaption(this);
     this.answer = new Predictions(model, () => app.erase(this, []));
     this.faithfulness = new Faithfulness();
+    this.neighbours = new Neighbours(model);
     this.eraser = new PatchEraser(this);
     this.matrix = model.heads ? new HeadMatrix(model, (layer, head) => this.#choose(layer, head)) : null;
     this.distance = new AttentionDistance(model, (layer, head) => this.#choose(layer, head));
@@ -89,13 +91,13 @@ export class ModelPane {
       el("div", { class: "heads-and-distance" }, this.matrix?.root, this.matrix ? this.distance.root : this.none),
       this.tabs.root,
     );
-    this.left = el("div", { class: "left" }, this.slot, image, this.answer.root, this.faithfulness.root);
+    this.left = el("div", { class: "left" }, this.slot, image, this.answer.root, this.neighbours.root, this.faithfulness.root);
     return el("article", { class: "pane empty", "data-pane": this.number }, this.facts.root, this.left, this.inner);
   }
 
   translate() {
-    const { facts, mapList, controls, slider, save, tokens, answer, faithfulness, matrix, distance, tabs } = this;
-    for (const part of [facts, mapList, controls, slider, save, tokens, answer, faithfulness, matrix, distance, tabs]) part?.translate();
+    const { facts, mapList, controls, slider, save, tokens, answer, neighbours, faithfulness, matrix, distance, tabs } = this;
+    for (const part of [facts, mapList, controls, slider, save, tokens, answer, neighbours, faithfulness, matrix, distance, tabs]) part?.translate();
     this.none.textContent = t("no-attention");
     this.inside.textContent = t("inside");
     this.root.setAttribute("aria-label", this.model.id);
@@ -220,6 +222,7 @@ export class ModelPane {
     this.imageCanvas.label(this.caption.draw(map, found));
     if (this.matrix) this.#inside(map);
     this.answer.draw();
+    this.neighbours.draw(this.session, this.shown, (error) => this.app.fail(error));
     const test = TESTED.includes(map) ? this.session.known(`faithfulness/${map}`, this.tested) : null;
     this.faithfulness.draw(map, test, this.prefetch.failed(named(`faithfulness/${map}`, this.tested)));
     this.faithfulness.root.hidden = !this.model.classifies || !this.model.heads;

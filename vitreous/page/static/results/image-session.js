@@ -1,7 +1,7 @@
 // @ts-check
 // One image in one model. Results are requested when they are first needed, and cached.
 //
-// Subclasses have open(), attention(layer), similarity(layer), mask(), lens(), distance(), walk(layer, head, patch),
+// Subclasses have open(), attention(layer), similarity(layer), mask(), lens(), distance(), walk(layer, head, patch), neighbours(patch),
 // map(method, choices, signal), faithfulness(method, choices, signal) and masked(patches, classes, signal).
 
 export class ImageSession {

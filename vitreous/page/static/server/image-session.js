@@ -48,6 +48,8 @@ export class ServerSession extends ImageSession {
   mask = () => this.#get("mask", (path) => getBytes(path, this.ending.signal));
   lens = () => this.#get("lens", (path) => getJson(path, this.ending.signal));
   distance = () => this.#get("distance", (path) => getJson(path, this.ending.signal));
+  neighbours = (patch) => this.#get(named("neighbours", { patch }), (path) => getJson(path, this.ending.signal));
+
   walk = (layer, head, patch) =>
     this.#get(named("walk", { layer, head, patch }), async (path) => {
       const { buffer } = await getBytes(path, this.ending.signal);

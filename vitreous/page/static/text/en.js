@@ -102,6 +102,10 @@ export const en = {
   "insertion-hint": "most important patches inserted first; higher is better",
   "curve-numbers": "area {auc}, random {random}", "better-than-random": "better than random", "worse-than-random": "no better than random",
 
+  // Gallery
+  "gallery": "Nearest images", "gallery-images": "Of {count} images of the gallery, those with the most similar features (cosine). Pin a patch to compare patches.",
+  "gallery-patches": "Of {count} images of the gallery, those with the patch that is most similar to the pinned one (cosine).",
+
   // Layers of a map, saving
   "layer-of": "Layer {layer} of {depth}", "layers-play": "Play the layers", "layers-pause": "Stop playing the layers",
   "save-png": "Save PNG", "save-png-hint": "Save the image with its map and the prediction as a picture",

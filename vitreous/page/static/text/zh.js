@@ -102,6 +102,10 @@ export const zh = {
   "insertion-hint": "先加入最重要的图像块；曲线越高越好",
   "curve-numbers": "曲线下面积 {auc}，随机顺序 {random}", "better-than-random": "优于随机顺序", "worse-than-random": "不优于随机顺序",
 
+  // 图库
+  "gallery": "最相似的图像", "gallery-images": "图库共 {count} 张图像，这里是特征最相似的几张（余弦相似度）。固定一个图像块即可比较图像块。",
+  "gallery-patches": "图库共 {count} 张图像，这里是含有与所选图像块最相似的图像块的几张（余弦相似度）。",
+
   // 逐层播放与保存
   "layer-of": "第 {layer} 层，共 {depth} 层", "layers-play": "逐层播放", "layers-pause": "停止播放",
   "save-png": "保存 PNG", "save-png-hint": "把图像、当前的图和预测保存为一张图片",
