@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -18,12 +19,11 @@ from vitreous.exporting.graph import trace_tensors
 from vitreous.exporting.outputs import Outputs, output_names
 from vitreous.model.build import build
 from vitreous.model.config import AnyConfig, SegmenterConfig
-from vitreous.model.options import LinearDecoder
+from vitreous.model.options import LinearDecoder, PyramidDecoder
 from vitreous.model.presets import PRESETS
 from vitreous.serving.models import serve_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-NO_DECODER = {"BiT", "Swin", "SwinV2"}  # families without a decoder for segmentation
 
 
 def test_no_family_is_missing() -> None:
@@ -41,10 +41,10 @@ def live() -> Iterator[Live]:
 @every_family
 def test_serve(live: Live, family: str) -> None:
     config, data = FAMILIES[family], sample_image()
-    shown = live.request("POST", f"/v1/images?model={family.replace('+', '%2B')}", data).json
-    path = f"/v1/images/{shown['id']}/{{}}model={family.replace('+', '%2B')}"
+    shown = live.request("POST", f"/v1/images?model={quote(family)}", data).json
+    path = f"/v1/images/{shown['id']}/{{}}model={quote(family)}"
     task = {"classify": "classify", "segment": "segment", "embed": "embed"}[config.task]
-    assert live.request("POST", f"/v1/{task}?model={family.replace('+', '%2B')}", data).status == 200
+    assert live.request("POST", f"/v1/{task}?model={quote(family)}", data).status == 200
     for what in ("attention/0?", "similarity/0?", "map/rollout?", "map/attention?", "map/pca?", "distance?"):
         reply = live.request("GET", path.format(what))
         assert (reply.status == 200) == config.has_attention, reply
@@ -98,11 +98,12 @@ def test_export(family: str) -> None:
 
 @every_family
 def test_segmentation(unchecked: None, family: str) -> None:
-    encoder = FAMILIES[family].backbone
-    if family in NO_DECODER:
+    encoder: Any = FAMILIES[family].backbone.with_classes(0)
+    if not encoder.has_attention:
         with pytest.raises(ValueError, match="encoder"):
-            SegmenterConfig(encoder.with_classes(0), LinearDecoder(2), num_classes=3)  # type: ignore[arg-type]
+            SegmenterConfig(encoder, LinearDecoder(2), num_classes=3)
         return
-    model = build(SegmenterConfig(encoder.with_classes(0), LinearDecoder(2), num_classes=3)).eval()  # type: ignore[arg-type]
-    with torch.no_grad():
-        assert model(torch.randn(2, 3, 30, 45)).shape == (2, 3, 30, 45)
+    for decoder in (LinearDecoder(2), PyramidDecoder(16)):
+        model = build(SegmenterConfig(encoder, decoder, num_classes=3)).eval()
+        with torch.no_grad():
+            assert model(torch.randn(2, 3, 30, 45)).shape == (2, 3, 30, 45)

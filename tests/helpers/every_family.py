@@ -7,7 +7,7 @@ import torch
 
 from vitreous.model.build import build
 from vitreous.model.config import SegmenterConfig
-from vitreous.model.options import LinearDecoder, ResNetStem
+from vitreous.model.options import LinearDecoder, PyramidDecoder, ResNetStem
 from vitreous.model.presets import PRESETS, configure
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.swin_config import SwinConfig, SwinV2
@@ -43,7 +43,8 @@ FAMILIES: dict[str, ModelConfig] = {
     "BiT": configure("BiT-R50x1", num_classes=5, image_size=32, overrides={"stages": (1, 1), "width": 32}),
     "Swin": WINDOWS,
     "SwinV2": dataclasses.replace(WINDOWS, version=SwinV2()),
-    "segmenter": SegmenterConfig(small("DINOv2-S/14-reg"), LinearDecoder(2), num_classes=3),
+    "ViT segmenter": SegmenterConfig(small("DINOv2-S/14-reg"), LinearDecoder(2), num_classes=3),  # type: ignore[arg-type]
+    "Swin segmenter": SegmenterConfig(WINDOWS.with_classes(0), PyramidDecoder(16), num_classes=3),
 }
 
 
