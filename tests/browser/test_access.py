@@ -115,6 +115,7 @@ def test_the_whole_page_is_translated_to_chinese(open_page: Any, site: str) -> N
         "WebP",
         "MB",
         "ViT",
+        "BiT",
         "M",
         "k",
         "Esc",

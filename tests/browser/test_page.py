@@ -244,6 +244,41 @@ def test_a_segmenter_shows_its_mask_and_a_legend(open_page: Any, site: str) -> N
     assert pixels(page) != masked
 
 
+def test_the_class_under_the_pointer_is_named(open_page: Any, site: str) -> None:
+    page = open_page(f"{site}/#model=masks")
+    drop(page, sample_image())
+    expect(page.locator(".map-title")).to_have_text("mask")
+    settled(page)
+    shown = sent(site, sample_image(), "masks")
+    reply = ask(f"{site}/v1/images/{shown['id']}/mask?model=masks")
+    ids = np.frombuffer(reply, np.uint8).reshape(-1, round((len(reply) * 160 / 120) ** 0.5))
+    labels = {one["index"]: one["label"] for one in shown["segments"]}
+    for row, column in ((0, 0), (2, 5), (5, 7)):
+        hover(page, row, column)
+        middle = ids[int((row + 0.5) / 6 * len(ids)), int((column + 0.5) / 8 * ids.shape[1])]
+        expect(page.locator(".class-name")).to_have_text(labels[int(middle)])
+    page.mouse.move(5, 5)
+    expect(page.locator(".class-name")).to_be_hidden()
+    page.locator(".picture").focus()
+    page.keyboard.press("ArrowDown")
+    named = re.compile(f"mask · patch in row 4, column 5 · ({'|'.join(labels.values())})")
+    expect(page.locator(".map-title")).to_have_text(named)
+
+
+def test_a_tall_image_is_scrolled_and_not_shrunk(open_page: Any, site: str) -> None:
+    page = looking(open_page, site, sample_image(120, 1500))
+    box, window = (page.locator(part).bounding_box() for part in (".picture", ".image-canvas"))
+    assert box["width"] > 200
+    assert window["height"] < 900
+    middle = window["y"] + window["height"] / 2
+    assert box["y"] + box["height"] / 2 == pytest.approx(middle, abs=30)  # the model sees the centre
+    page.mouse.move(box["x"] + box["width"] / 2, middle)
+    expect(page.locator(".map-title")).to_contain_text("patch in row")
+    page.locator(".picture").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".map-title")).to_contain_text("patch in row 4")
+
+
 def test_a_resnet_has_predictions_and_no_maps(open_page: Any, site: str) -> None:
     page = open_page(f"{site}/#model=plain&map=attention")
     drop(page, sample_image())

@@ -12,6 +12,7 @@ from vitreous.common.text import clean
 from vitreous.model.base_config import AttentionShape
 from vitreous.model.protocol import Model
 from vitreous.page.walk import walk_facts
+from vitreous.weights.card import title
 from vitreous.weights.catalog import HUB_PREFIX
 from vitreous.weights.load import is_hub
 from vitreous.weights.native import provenance_of
@@ -43,7 +44,7 @@ def model_facts(model: Model, id: str, name: str, labels: tuple[str, ...]) -> di
         "name": name,
         "task": model.config.task,
         "classifies": model.config.backbone.output_kind.classes,
-        "architecture": type(model).__name__,
+        "architecture": title(model.config.backbone).split()[0],  # family, with size and patch if a preset has them
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "image_size": list(model.config.image_size),
         **transformer,

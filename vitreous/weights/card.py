@@ -18,7 +18,7 @@ from vitreous.model.protocol import ModelConfig
 # Fields that a preset's name does not imply: input and output sizes, regularisation, and dataset properties.
 NOT_NAMED = {
     "image_size", "num_classes", "labels", "output", "preprocessing", "dropout", "stochastic_depth", "patch_dropout",
-    "pad", "truncate",
+    "pad", "truncate", "calibration",
 }  # fmt: skip
 SHOWN_LABELS = 20
 

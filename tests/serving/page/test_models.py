@@ -5,12 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import vitreous
 from inspect_requests import array, as_given, erase, get, sample_image, weights_of
 from live_server import Live
 from vitreous.data.image import decode
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
 from vitreous.inference.mask_images import hex_colours
 from vitreous.inference.predictor import SegmentPredictor
+from vitreous.model.calibration import FRACTIONS, Calibration
+from vitreous.page.model_facts import model_facts
 
 
 @pytest.mark.parametrize("id", ["class-token", "sincos", "rotary", "relative", "masks", "registers"])
@@ -96,3 +99,11 @@ def test_too_many_tokens_are_an_error(live: Live) -> None:
         assert "4,097 tokens" in reply.json["error"]["message"]
     assert array(get(live, "large", "similarity/0")).shape == (4097, 4097)
     assert len(get(live, "large", "map/rollout").json["values"]) == 4096
+
+
+def test_a_model_is_named_by_family_size_and_patch(models: dict[str, Any]) -> None:
+    """The name does not depend on classes, image size or calibration."""
+    changes = {"calibration": Calibration(2.0, 2000, FRACTIONS, FRACTIONS)}
+    named = vitreous.create("ViT-Ti/16", num_classes=3, image_size=(32, 48), overrides=changes)
+    facts = [model_facts(model, "id", "name", ()) for model in (named, models["class-token"], models["bit"])]
+    assert [each["architecture"] for each in facts] == ["ViT-Ti/16", "ViT", "BiT"]

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 # ---- Requests --------------------------------------------------------------------------------------------------------
 
-Model = Annotated[str | None, Query(description="Model id from /v1/model; by default the first model.", max_length=200)]
+Model = Annotated[str | None, Query(description="Id from /v1/models; by default the first model.", max_length=200)]
 Id = Annotated[str, Path(description="Image id: 32 hexadecimal digits, returned by the upload.", max_length=64)]
 Layer = Annotated[int, Path(ge=0, lt=2**16)]
 Token = Annotated[str, Path(pattern="^(mean|[0-9]{1,6})$", description="Index of a token, or `mean` over all patches.")]

@@ -188,7 +188,7 @@ export class ModelPane {
   found(map) {
     const prefix = this.model.tokens.prefix.length;
     const known = this.session.known;
-    if (map === "mask") return this.prefetch.maskPixels ? { pixels: this.prefetch.maskPixels } : null;
+    if (map === "mask") return this.prefetch.mask && { pixels: this.prefetch.mask.pixels, mask: this.prefetch.mask };
     if (map === "attention" || map === "similarity") {
       const matrix = map === "attention" ? this.#attention(this.layer) : known(`${map}/${this.layer}`);
       if (!matrix) return null;

@@ -9,6 +9,7 @@ import { source } from "../source.js";
 import { showWhile } from "../widgets/status-line.js";
 import { unavailableReason } from "../image/map-list.js";
 import { QueryRows } from "./query-rows.js";
+import { ClassMask } from "../image/class-mask.js";
 import { view } from "./view-state.js";
 
 const LIGHT = 64e6; // bytes; above this, only the attention of the query is loaded, and all layers on request
@@ -23,6 +24,7 @@ export class Prefetch {
     this.heavy = null; // aborts the requests of earlier views
     this.retry = 0; // timer
     this.stopped = false;
+    this.mask = null; // of a segmenter
     this.requested = new Set(); // keys
     this.failures = new Map(); // errors by key
     this.temporary = new Set(); // keys of failures that may not happen again
@@ -148,21 +150,8 @@ export class Prefetch {
     if (!this.stopped) this.redraw();
   }
 
-  /** Draws class indices in the colours of the legend. The background (black) is not tinted, as in overlays. */
   async #mask() {
     const { buffer, shape } = await this.session.mask();
-    const [height, width] = shape;
-    const ids = new Uint8Array(buffer);
-    const colours = new Map(
-      this.pane.shown.segments
-        .filter(({ color }) => color !== "#000000")
-        .map(({ index, color }) => [index, [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16))]),
-    );
-    const pixels = new ImageData(width, height);
-    ids.forEach((id, at) => colours.has(id) && pixels.data.set([...colours.get(id), 255], at * 4));
-    const canvas = document.createElement("canvas");
-    [canvas.width, canvas.height] = [width, height];
-    canvas.getContext("2d").putImageData(pixels, 0, 0);
-    this.maskPixels = canvas;
+    this.mask = new ClassMask(new Uint8Array(buffer), [shape[0], shape[1]], this.pane.shown.segments);
   }
 }

@@ -22,11 +22,11 @@ async function start() {
 function operationView(path, method, operation) {
   const { summary, description, parameters = [], requestBody, responses } = operation;
   const title = el("summary", {}, el("span", { class: "method" }, method.toUpperCase()), el("code", {}, path), summary);
-  const parts = [el("p", {}, description)];
+  const parts = [el("p", {}, withCode(description))];
   if (parameters.length) parts.push(el("h3", {}, t("docs-parameters")), parameterTable(parameters));
   if (requestBody) {
     const kinds = Object.keys(requestBody.content).join(", ");
-    parts.push(el("h3", {}, t("docs-body")), el("p", {}, requestBody.description ?? ""), el("code", {}, kinds));
+    parts.push(el("h3", {}, t("docs-body")), el("p", {}, withCode(requestBody.description)), el("code", {}, kinds));
   }
   parts.push(el("h3", {}, t("docs-example")), el("pre", { tabindex: 0 }, curl(path, method, requestBody)));
   const example = responses["200"]?.content?.["application/json"]?.example;
@@ -35,11 +35,16 @@ function operationView(path, method, operation) {
   return el("details", { id: operation.operationId }, title, ...parts);
 }
 
+/** Converts `names` in backquotes to elements. */
+function withCode(text = "") {
+  return text.split("`").map((part, number) => (number % 2 ? el("code", {}, part) : part));
+}
+
 function parameterTable(parameters) {
   const rows = parameters.map(({ name, in: place, required, schema, description }) => {
     const kind = schema.type ?? (schema.anyOf ?? []).map((each) => each.type).join(" | ");
     const limits = schema.enum ? schema.enum.join(", ") : (schema.default ?? "");
-    return [el("code", {}, name), place, required ? t("docs-required") : String(limits), `${kind}. ${description ?? ""}`];
+    return [el("code", {}, name), place, required ? t("docs-required") : String(limits), [`${kind}. `, ...withCode(description)]];
   });
   return table(["docs-name", "docs-place", "docs-default", "docs-meaning"], rows);
 }

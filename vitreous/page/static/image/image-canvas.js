@@ -2,22 +2,28 @@
 // Canvas with the image, its patch grid, and a map over the region that the model sees.
 
 import { paint } from "../widgets/color-maps.js";
-import { el, fitCanvas } from "../widgets/dom.js";
+import { el, fitCanvas, swatch } from "../widgets/dom.js";
 import { patchBox } from "./patch-geometry.js";
-import { ImageInput } from "./image-input.js";
+import { ImageInput, placeOn } from "./image-input.js";
 import { t } from "../text/translate.js";
 import { view } from "../app/view-state.js";
 
 const FEW = 64; // pixels; smaller images are drawn without smoothing
+const USABLE = 200; // pixels of the region that the model sees; images that would be smaller are scrolled
+const TALLEST = 8000; // pixels of a canvas
 
 export class ImageCanvas {
   /** Calls `onErase(patch, begin)` for every patch of a stroke in erase mode; `begin` marks the first. */
   constructor(onErase) {
     this.canvas = el("canvas", { class: "picture", tabindex: 0, role: "application" });
-    this.root = el("div", { class: "image-canvas" }, this.canvas);
+    this.name = el("span", { class: "class-name", hidden: true }); // class under the pointer
+    this.root = el("div", { class: "image-canvas" }, el("div", { class: "frame" }, this.canvas, this.name));
     this.small = document.createElement("canvas"); // one pixel per patch
     this.bases = new Map(); // the image at display size, in colour and in grey
+    this.centred = null; // image whose region was scrolled into view
     new ImageInput(this, onErase);
+    for (const kind of ["pointermove", "pointerdown"]) this.canvas.addEventListener(kind, (event) => this.#nameAt(event));
+    this.canvas.addEventListener("pointerleave", () => (this.name.hidden = true));
     new ResizeObserver(() => this.fit()).observe(this.root);
   }
 
@@ -33,14 +39,28 @@ export class ImageCanvas {
     if (!this.shown) return;
     const { width, height } = this.shown.picture;
     const room = { width: this.root.clientWidth, height: Math.max(300, Math.min(window.innerHeight * 0.53, 640)) };
-    const scale = Math.min(room.width / width, room.height / height);
+    const whole = Math.min(room.width / width, room.height / height);
+    const { seen } = this.shown;
+    const usable = Math.min(USABLE, room.width) / Math.min(seen.width, seen.height); // for the region that the model sees
+    const scale = Math.min(Math.max(whole, usable), room.width / width, TALLEST / height);
     if (!(scale > 0)) return;
+    this.root.style.maxHeight = `${Math.ceil(room.height) + 2}px`; // a very tall image is scrolled
     const { context, ratio } = fitCanvas(this.canvas, width * scale, height * scale);
     this.context = context;
     this.ratio = ratio;
     this.scale = this.canvas.width / width; // screen pixels per image pixel
     this.bases.clear();
     if (this.last) this.draw(this.last);
+    if (this.centred !== this.shown) this.reveal([0.5, (seen.top + seen.height / 2) / height]);
+    this.centred = this.shown;
+  }
+
+  /** Scrolls a tall image, so that a place is visible. */
+  reveal([, y]) {
+    const { root, canvas } = this;
+    const top = y * canvas.offsetHeight;
+    const visible = top > root.scrollTop + 24 && top < root.scrollTop + root.clientHeight - 24;
+    if (!visible) root.scrollTop = top - root.clientHeight / 2;
   }
 
   #base(grey) {
@@ -79,7 +99,7 @@ export class ImageCanvas {
     const context = this.context;
     const seen = this.#onScreen(this.shown.seen);
     context.globalAlpha = 1;
-    context.drawImage(this.#base(Boolean(map)), 0, 0);
+    context.drawImage(this.#base(Boolean(map && !map.mask)), 0, 0); // other maps are easier to read on grey
     if (map?.pixels) this.#mask(map.pixels);
     else {
       if (map) this.#overlay(map, seen);
@@ -88,6 +108,18 @@ export class ImageCanvas {
     }
     for (const index of erased) this.#erase(patchBox(this.shown, index));
     if (patch !== null) this.#frame(patchBox(this.shown, patch), what.pinned);
+  }
+
+  /** Shows the class of the mask under the pointer. */
+  #nameAt(event) {
+    const found = this.last?.map?.mask?.classAt(placeOn(this.canvas, event));
+    this.name.hidden = !found;
+    if (!found) return;
+    this.name.replaceChildren(swatch(found.color), found.label);
+    const box = this.canvas.getBoundingClientRect();
+    this.name.style.left = `${event.clientX - box.left}px`;
+    this.name.style.top = `${event.clientY - box.top}px`;
+    this.name.classList.toggle("before", event.clientX - box.left > box.width / 2);
   }
 
   /** Draws a mask, which covers the whole image: it is computed in overlapping windows. */

@@ -8,6 +8,16 @@ import { set, view } from "../app/view-state.js";
 
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
+/**
+ * Returns the place of a pointer event on the image.
+ * @returns {import("./patch-geometry.js").Place}
+ */
+export function placeOn(canvas, event) {
+  const box = canvas.getBoundingClientRect();
+  const clamp = (part) => Math.min(Math.max(part, 0), 0.9999);
+  return [clamp((event.clientX - box.left) / box.width), clamp((event.clientY - box.top) / box.height)];
+}
+
 export class ImageInput {
   constructor(imageCanvas, onErase) {
     this.imageCanvas = imageCanvas;
@@ -26,11 +36,8 @@ export class ImageInput {
     return this.imageCanvas.shown;
   }
 
-  /** @returns {import("./patch-geometry.js").Place} */
   #place(event) {
-    const box = this.imageCanvas.canvas.getBoundingClientRect();
-    const clamp = (part) => Math.min(Math.max(part, 0), 0.9999);
-    return [clamp((event.clientX - box.left) / box.width), clamp((event.clientY - box.top) / box.height)];
+    return placeOn(this.imageCanvas.canvas, event);
   }
 
   #move(event) {
@@ -78,7 +85,10 @@ export class ImageInput {
 
   #key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || !this.shown?.grid[0]) return;
-    if (event.key in STEPS) set({ query: moved(view.query, this.shown, ...STEPS[event.key]), hover: null });
+    if (event.key in STEPS) {
+      set({ query: moved(view.query, this.shown, ...STEPS[event.key]), hover: null });
+      this.imageCanvas.reveal(view.query.place);
+    }
     else if (event.key === "Escape") set({ query: null, hover: null });
     else if ((event.key === " " || event.key === "Enter") && view.erasing && view.query?.place) {
       this.onErase(patchAt(this.shown, view.query.place), true);

@@ -27,8 +27,10 @@ export class MapCaption {
   }
 
   #title(map) {
-    const { model, shown, query, layer, head, answer } = this.pane;
+    const { model, shown, query, layer, head, answer, prefetch } = this.pane;
     const parts = [t(`map-${map}`)];
+    const region = map === "mask" && query.place ? prefetch.mask?.classAt(query.place) : null;
+    if (region) parts.push(nameOf(query, model, shown), region.label);
     if (["attention", "similarity"].includes(map)) parts.push(nameOf(query, model, shown));
     if (["attention", "similarity", "pca"].includes(map) || (map === "rollout" && layer < model.depth - 1))
       parts.push(t("layer-n", { layer: layer + 1 }));

@@ -10,6 +10,9 @@ const times = ([height, width]) => `${width} × ${height}`;
 /** Number of heads, which differs between the stages of a Swin Transformer. */
 const headsOf = ({ layers, heads }) => (layers[0].heads === heads ? heads : `${layers[0].heads}–${heads}`);
 
+/** Id of a checkpoint, and family, size and patch of the model, e.g. "pets · ViT-S/16". */
+const nameOf = ({ id, architecture }) => (architecture === id ? id : `${id} · ${architecture}`);
+
 /** Heading of a pane, or a menu if there are several models. */
 export class ModelFacts {
   constructor(model, models, number) {
@@ -17,11 +20,11 @@ export class ModelFacts {
     const chooser = el(
       "select",
       { class: "model", onchange: (event) => setAndPush({ models: view.models.with(number, event.target.value) }) },
-      models.map((each) => el("option", { value: each.id, selected: each.id === model.id }, each.id)),
+      models.map((each) => el("option", { value: each.id, selected: each.id === model.id }, nameOf(each))),
     );
     this.chooser = models.length > 1 ? chooser : null;
     this.list = el("ul", { class: "facts" });
-    this.root = el("div", { class: "about" }, el("h1", { title: model.name }, this.chooser ?? model.id), this.list);
+    this.root = el("div", { class: "about" }, el("h1", { title: model.name }, this.chooser ?? nameOf(model)), this.list);
     this.translate();
   }
 
@@ -29,7 +32,6 @@ export class ModelFacts {
     const { model } = this;
     this.chooser?.setAttribute("aria-label", t("choose-model"));
     const facts = [
-      model.architecture !== model.id && model.architecture,
       t("fact-size", { size: times(model.image_size) }),
       model.patch_size && t("fact-patch", { patch: times(model.patch_size) }),
       model.heads ? t("fact-layers", { depth: model.depth, heads: headsOf(model), width: model.width }) : null,
