@@ -20,6 +20,7 @@ from vitreous.common.checks import BadValue
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.meta_build import build_blank
 from vitreous.model.presets import PRESETS
+from vitreous.model.swin_config import SwinConfig
 from vitreous.weights import load as loading
 from vitreous.weights.catalog import BY_PRESET, CATALOG
 from vitreous.weights.io.errors import BadCheckpoint
@@ -61,6 +62,10 @@ def test_entry_agrees_with_timm(name: str) -> None:
         grid = [side // stride for side, stride in zip((entry.image_size,) * 2, config.patch_stride, strict=True)]
         assert grid == list(model.patch_embed.grid_size)
         assert config.num_prefix_tokens == model.num_prefix_tokens
+    elif isinstance(config, SwinConfig):
+        assert config.depths == tuple(len(stage.blocks) for stage in model.layers)
+        assert config.stage_windows == tuple(tuple(stage.blocks[0].window_size) for stage in model.layers)
+        assert config.stage_heads == tuple(stage.blocks[0].attn.num_heads for stage in model.layers)
     elif isinstance(config, ResNetConfig):
         assert config.stages == tuple(len(stage.blocks) for stage in model.stages)
 
@@ -75,12 +80,17 @@ def test_facts_have_the_right_form() -> None:
     assert len({entry.model for entry in CATALOG.values()}) == len(CATALOG)
 
 
+SWINS = ("swin-ti", "swinv2-ti-w16", "swinv2-b-w16-in21k-ft")  # of all Swin models, to save time
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.parametrize("name", [name for name in TIMM if not name.startswith("swin") or name in SWINS])
 def test_repository_layout_gives_timm_outputs(name: str, tmp_path: Path) -> None:
     """One block of each model, in the files that timm pushes to its repositories."""
     timm, entry = import_timm(), CATALOG[name]
-    shallow = {} if "resnetv2" in entry.model else {"depth": 1}
+    shallow: dict[str, Any] = {} if "resnetv2" in entry.model else {"depth": 1}
+    if "swin" in entry.model:
+        shallow = {"depths": (1, 1, 1, 1)}
     model = noisy(timm.create_model(entry.model, **shallow)).eval()
     timm.models.save_for_hf(model, tmp_path / "m", safe_serialization=True)
     ours = vitreous.load(tmp_path / "m")

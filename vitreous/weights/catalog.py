@@ -7,8 +7,8 @@ The Hub publishes the SHA-256 of each file, and every download is checked agains
 
 Names: family, size and patch (`augreg-b16`), then `-reg` (registers), `-distilled`, `-384` (image size), `-in21k`
 (pre-trained on ImageNet-21k, not fine-tuned) or `-in21k-ft` (pre-trained on ImageNet-21k, then fine-tuned on
-ImageNet-1k). Without `-in21k` and `-in21k-ft`, DeiT-III was trained on ImageNet-1k alone, whereas AugReg, ViT and BiT
-were pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k.
+ImageNet-1k). Without `-in21k` and `-in21k-ft`, DeiT-III and Swin were trained on ImageNet-1k alone, whereas AugReg, ViT
+and BiT were pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k.
 """
 
 import re
@@ -195,6 +195,35 @@ CATALOG: dict[str, Pretrained] = {
         "siglip2-so400m16-512": ("google/siglip2-so400m-patch16-512", "SigLIP2-So400m/16-512", 512, 428.8, None),
         "siglip2-g16-256": ("google/siglip2-giant-opt-patch16-256", "SigLIP2-g-opt/16-256", 256, 1163.2, None),
         "siglip2-g16-384": ("google/siglip2-giant-opt-patch16-384", "SigLIP2-g-opt/16-384", 384, 1163.7, None),
+    }),
+    **_family("2103.14030", "mit", EVALUATED, {
+        "swin-ti": ("swin_tiny_patch4_window7_224.ms_in1k", "Swin-Ti/4", 224, 28.3, 81.4),
+        "swin-s": ("swin_small_patch4_window7_224.ms_in1k", "Swin-S/4", 224, 49.6, 83.2),
+        "swin-b": ("swin_base_patch4_window7_224.ms_in1k", "Swin-B/4", 224, 87.8, 83.6),
+        "swin-b-in21k-ft": ("swin_base_patch4_window7_224.ms_in22k_ft_in1k", "Swin-B/4", 224, 87.8, 85.3),
+        "swin-l-in21k-ft": ("swin_large_patch4_window7_224.ms_in22k_ft_in1k", "Swin-L/4", 224, 196.5, 86.3),
+        "swin-b-384-in21k-ft": ("swin_base_patch4_window12_384.ms_in22k_ft_in1k", "Swin-B/4-384", 384, 87.9, 86.4),
+        "swin-l-384-in21k-ft": ("swin_large_patch4_window12_384.ms_in22k_ft_in1k", "Swin-L/4-384", 384, 196.7, 87.1),
+    }),
+    **_family("2111.09883", "mit", EVALUATED, {
+        "swinv2-ti-w8": ("swinv2_tiny_window8_256.ms_in1k", "SwinV2-Ti/4-w8", 256, 28.3, 81.8),
+        "swinv2-ti-w16": ("swinv2_tiny_window16_256.ms_in1k", "SwinV2-Ti/4-w16", 256, 28.3, 82.8),
+        "swinv2-s-w8": ("swinv2_small_window8_256.ms_in1k", "SwinV2-S/4-w8", 256, 49.7, 83.9),
+        "swinv2-s-w16": ("swinv2_small_window16_256.ms_in1k", "SwinV2-S/4-w16", 256, 49.7, 84.2),
+        "swinv2-b-w8": ("swinv2_base_window8_256.ms_in1k", "SwinV2-B/4-w8", 256, 87.9, 84.2),
+        "swinv2-b-w16": ("swinv2_base_window16_256.ms_in1k", "SwinV2-B/4-w16", 256, 87.9, 84.6),
+        "swinv2-b-w16-in21k-ft": (
+            "swinv2_base_window12to16_192to256.ms_in22k_ft_in1k", "SwinV2-B/4-w12to16", 256, 87.9, 86.3,
+        ),
+        "swinv2-b-384-in21k-ft": (
+            "swinv2_base_window12to24_192to384.ms_in22k_ft_in1k", "SwinV2-B/4-w12to24", 384, 87.9, 87.1,
+        ),
+        "swinv2-l-w16-in21k-ft": (
+            "swinv2_large_window12to16_192to256.ms_in22k_ft_in1k", "SwinV2-L/4-w12to16", 256, 196.7, 87.0,
+        ),
+        "swinv2-l-384-in21k-ft": (
+            "swinv2_large_window12to24_192to384.ms_in22k_ft_in1k", "SwinV2-L/4-w12to24", 384, 196.7, 87.5,
+        ),
     }),
     **_family("1912.11370", "apache-2.0", EVALUATED, {
         "bit-r50x1": ("resnetv2_50x1_bit.goog_in21k_ft_in1k", "BiT-R50x1", 448, 25.5, 80.4),
