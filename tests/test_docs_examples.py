@@ -169,9 +169,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "unlabelled").mkdir()
     for i in range(12):
         draw_shape(rng, "")[0].save(folder / "unlabelled" / f"{i}.png")
-    paths = sorted((folder / "pictures").rglob("*.png"))
-    rows = [f"{path.relative_to(folder)},{'round;small' if 'circle' in str(path) else 'small'}" for path in paths]
-    (folder / "tags.csv").write_text("\n".join(["path,labels", *rows]) + "\n")
     draw_shape(rng, "ellipse")[0].resize((64, 48)).save(folder / "cat.jpg")
     tiny = {"depth": 2, "width": 48, "num_heads": 3, "mlp_width": 96}
     vitreous.save(vitreous.create("DINOv2-S/14", image_size=28, overrides=tiny), folder / "dinov2-s")
