@@ -1,5 +1,6 @@
 """Serving, explaining, probing, exporting and segmentation work with a model of every family, or refuse it by name."""
 
+import ast
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,24 @@ def test_no_family_is_missing() -> None:
     """A new preset or config needs a row in tests/helpers/every_family.py."""
     assert {group(name) for name in PRESETS} <= FAMILIES.keys()
     assert {type(config) for config in FAMILIES.values()} == set(get_args(AnyConfig))
+
+
+def test_no_package_asks_for_the_family() -> None:
+    """Packages above `weights` use the protocol; formats and builders depend on a family."""
+    families, found = {"ViT", "ViTConfig", "ResNet", "ResNetConfig", "Swin", "SwinConfig"}, []
+    root = Path(vitreous.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if path.relative_to(root).parts[0] in ("model", "weights"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            asked: ast.AST | None = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                asked = node.args[1]
+            elif isinstance(node, ast.MatchClass):
+                asked = node.cls
+            names = {name.id for name in ast.walk(asked) if isinstance(name, ast.Name)} if asked else set()
+            found += [f"{path.relative_to(root)}:{node.lineno} {name}" for name in sorted(names & families)]
+    assert not found
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.table import Table
 
@@ -51,13 +51,11 @@ def demo() -> None:
     from vitreous.cli.explain import explain
     from vitreous.common.text import SafeConsole
     from vitreous.data.open import open_data
-    from vitreous.model.vit import ViT
 
     out = FOLDER
     if (out / "config.json").exists():
         shutil.rmtree(out)  # left by an earlier demo
-    model = run_flags(config(out), " ".join(["vitreous", *sys.argv[1:]])).model
-    assert isinstance(model, ViT)
+    model = cast("ViT", run_flags(config(out), " ".join(["vitreous", *sys.argv[1:]])).model)
     digit = open_data("digits:").val.image(0)
     assert isinstance(digit, np.ndarray)
     images = (torch.from_numpy(digit).reshape(1, 1, 8, 8).float() / 255 - 0.5) / 0.5
