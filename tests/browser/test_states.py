@@ -1,5 +1,6 @@
 """Errors and recovery on the page: formats, sizes, busy and unreachable servers, API keys."""
 
+import re
 import threading
 import time
 from contextlib import suppress
@@ -123,3 +124,22 @@ def test_the_first_tab_that_works_is_opened(open_page: Any, site: str) -> None:
     expect(page.locator(".filters canvas").first).to_be_visible()
     page.get_by_role("tab", name="Positions").click()
     expect(page.locator(".more")).to_contain_text("cannot be compared")
+
+
+def test_samples_of_the_checkpoint_replace_the_examples(open_page: Any, site: str) -> None:
+    page = open_page("about:blank", wait=False)
+
+    def with_sample(route: Any) -> None:
+        reply = route.fetch()
+        found = reply.json()
+        found["models"][0]["samples"] = [{"name": "fox", "label": "red fox"}]
+        route.fulfill(response=reply, json=found)
+
+    page.route("**/v1/models", with_sample)
+    page.route("**/v1/samples/fox?*", lambda route: route.fulfill(body=sample_image(), content_type="image/webp"))
+    page.goto(site)
+    page.locator("body[data-ready=yes]").wait_for()
+    expect(page.locator(".card")).to_have_text(["red fox"])
+    page.locator(".card").click()
+    answered(page)
+    page.wait_for_url(re.compile("image=fox"))

@@ -11,6 +11,7 @@ from vitreous.inference.engine import Precision, input_description, large_cost
 from vitreous.inference.predictor import AnyPredictor, predictor_class, predictor_for
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names
+from vitreous.page.examples import Example, load_examples, sample_paths
 from vitreous.page.gallery import Gallery, build_gallery
 from vitreous.page.model_facts import model_facts, short_name, unique_ids
 from vitreous.weights.io.safetensors_file import copy_to_memory
@@ -31,11 +32,13 @@ class ServedModel:
     predictor: AnyPredictor
     labels: tuple[str, ...]  # class names
     gallery: Gallery | None = None  # images to compare with
+    samples: tuple[Example, ...] = ()  # images that fit the model
 
     def describe(self) -> dict[str, Any]:
-        """Return the entry for `GET /v1/model`."""
+        """Return the entry for `GET /v1/models`."""
         gallery = None if self.gallery is None else len(self.gallery.names)
-        return {**model_facts(self.model, self.id, self.name, self.labels), "gallery": gallery}
+        samples = [{"name": sample.name, "label": sample.label} for sample in self.samples]
+        return {**model_facts(self.model, self.id, self.name, self.labels), "gallery": gallery, "samples": samples}
 
 
 # ---- Loading ----
@@ -54,7 +57,9 @@ def load_models(
     for id, name in zip(unique_ids(names), names, strict=True):
         model = load(name, image_size=image_size or None)
         copy_to_memory(model)
-        served.append(serve_model(model, id, clean(short_name(name)), device, precision, max_batch))
+        entry = serve_model(model, id, clean(short_name(name)), device, precision, max_batch)
+        paths = sample_paths(name)
+        served.append(replace(entry, samples=tuple(load_examples(paths)) if paths else ()))
     return served
 
 

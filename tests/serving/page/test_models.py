@@ -1,19 +1,23 @@
 """Routes without an image, and models that do not classify."""
 
+import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import vitreous
 from inspect_requests import array, as_given, erase, get, sample_image, weights_of
-from live_server import Live
+from live_server import Live, in_thread
 from vitreous.data.image import decode
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
 from vitreous.inference.mask_images import hex_colours
 from vitreous.inference.predictor import SegmentPredictor
 from vitreous.model.calibration import FRACTIONS, Calibration
 from vitreous.page.model_facts import model_facts
+from vitreous.serving.models import load_models
 
 
 @pytest.mark.parametrize("id", ["class-token", "sincos", "rotary", "relative", "masks", "registers"])
@@ -99,6 +103,21 @@ def test_too_many_tokens_are_an_error(live: Live) -> None:
         assert "4,097 tokens" in reply.json["error"]["message"]
     assert array(get(live, "large", "similarity/0")).shape == (4097, 4097)
     assert len(get(live, "large", "map/rollout").json["values"]) == 4096
+
+
+def test_samples_of_a_checkpoint_are_served(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=2), folder)
+    (folder / "samples").mkdir()
+    Image.new("RGB", (900, 300), "red").save(folder / "samples" / "red_fox.png")
+    (folder / "samples" / "notes.txt").write_text("not an image")
+    [served] = load_models([folder], device="cpu")
+    with in_thread([served]) as live:
+        [model] = live.request("GET", "/v1/models").json["models"]
+        assert model["samples"] == [{"name": "red_fox", "label": "red fox"}]
+        reply = live.request("GET", "/v1/samples/red_fox")
+        assert Image.open(io.BytesIO(reply.body)).size == (640, 213)
+        assert live.request("GET", "/v1/samples/other").code == "not_found"
 
 
 def test_a_model_is_named_by_family_size_and_patch(models: dict[str, Any]) -> None:

@@ -1,63 +1,22 @@
 """Example images of the exported page, with precomputed results, which are shown before the model is loaded."""
 
 import io
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
-from vitreous.common.text import clean, json_text
+from vitreous.common.text import json_text
 from vitreous.data.image import fit
-from vitreous.data.image.decoding import UnreadableImage, decode_errors
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.pca_and_similarity import cosines
 from vitreous.explanation.rollout_relevance_occlusion import importance_map
 from vitreous.inference.engine import model_input
 from vitreous.model.vit import ViT
-from vitreous.page import STATIC, results
-
-LONGEST = 640  # pixels of the longer side
-BUILT_IN = ("balloon", "oranges", "lighthouse")
-
-
-@dataclass(frozen=True)
-class Example:
-    """An image in WebP format. `name` is used in URLs, `label` is shown."""
-
-    name: str
-    label: str
-    data: bytes
-
-
-def load_examples(paths: Sequence[Path] = ()) -> list[Example]:
-    """Read images and shrink them, or return the built-in examples if there are no paths."""
-    if not paths:
-        return [
-            Example(name, name.capitalize(), (STATIC / "examples" / f"{name}.webp").read_bytes()) for name in BUILT_IN
-        ]
-    examples: list[Example] = []
-    for path in paths:
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-") or "image"
-        if any(name == other.name for other in examples):
-            name = f"{name}-{len(examples) + 1}"
-        examples.append(Example(name[:60], clean(path.stem.replace("_", " "))[:60], _shrunk(path)))
-    return examples
-
-
-def _shrunk(path: Path) -> bytes:
-    try:
-        with decode_errors(), Image.open(path) as opened:
-            image = ImageOps.exif_transpose(opened)
-            image.thumbnail((LONGEST, LONGEST))
-            stored = io.BytesIO()
-            image.convert("RGB").save(stored, "WEBP", quality=88)
-    except UnreadableImage as error:
-        raise ValueError(f"{path}: {error}") from None
-    return stored.getvalue()
+from vitreous.page import results
+from vitreous.page.examples import Example
 
 
 def preprocessed(model: ViT, data: bytes) -> torch.Tensor:

@@ -22,7 +22,7 @@ from vitreous.exporting.metadata import unknown_below
 from vitreous.exporting.options import WebPrecision
 from vitreous.exporting.runtimes import needs
 from vitreous.exporting.validate import ExportFailed
-from vitreous.exporting.web.examples import load_examples, write_example
+from vitreous.exporting.web.examples import write_example
 from vitreous.exporting.web.graphs import IMAGE, TARGET, export_outputs, export_relevance, export_walk
 from vitreous.exporting.web.runtime import runtime_files
 from vitreous.exporting.web.shared_weights import write_graphs
@@ -33,6 +33,7 @@ from vitreous.model.protocol import Model, UnsupportedModel
 from vitreous.model.top_labels import class_names, class_probabilities
 from vitreous.model.vit import ViT
 from vitreous.page import STATIC, results
+from vitreous.page.examples import load_examples, sample_paths
 from vitreous.page.model_facts import model_facts, short_name, unique_ids
 from vitreous.page.walk import global_attention
 
@@ -81,7 +82,7 @@ def export_web(
         out: Folder. Files of an earlier export are replaced.
         precision: Storage format of the weights. The browser computes in float32.
         image_size: Input size of the model. Default: the image size of the checkpoint.
-        examples: Images that replace the built-in examples.
+        examples: Images that replace the samples of the checkpoint or, if it has none, the built-in examples.
         runtime: Unpacked onnxruntime-web package. See `runtime_files`.
         webgpu: Add the files that run the model on a GPU.
         announce: Called with a message before a download.
@@ -98,7 +99,7 @@ def export_web(
             (aside / part).mkdir()
         for file in files:
             shutil.copyfile(file, aside / "runtime" / file.name)
-        given = load_examples(examples)
+        given = load_examples(examples or sample_paths(name))
         captured = [write_example(vit, labels, example, aside / "examples") for example in given]
         plain = cast(ViT, exportable(vit, torch.float32))
         graphs = {"outputs.onnx": export_outputs(plain), "walk.onnx": export_walk(plain)}

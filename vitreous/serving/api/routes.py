@@ -40,8 +40,10 @@ from vitreous.serving.api.schemas import (
     SERVER_ERRORS,
     Model,
     Target,
+    error_responses,
     image_responses,
     json_response,
+    named,
 )
 from vitreous.serving.batch_queue import Compute, Priority, Scheduler, result_for
 from vitreous.serving.errors import ApiError, error_body, unreadable
@@ -62,6 +64,10 @@ Coverage = Annotated[
     float | None,
     Query(ge=0.01, le=0.999, description="Also return a label set that contains the true class with this probability."),
 ]
+SAMPLE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "A WebP image.", "content": {"image/webp": schemas.BINARY}},
+    **error_responses(*SERVER_ERRORS, 404),
+}
 Top = Annotated[int, Query(ge=1, le=MAX_TOP, description="Number of classes to return, most probable first.")]
 
 
@@ -195,6 +201,15 @@ def router(
     async def models() -> JSONResponse:
         """Return the served models, and the id of the model that is used by default."""
         return JSONResponse(description)
+
+    @routes.get("/samples/{name}", **named("getSample", "Sample of a model"), responses=SAMPLE, response_class=Response)
+    async def sample(name: schemas.Name, model: Model = None) -> Response:
+        """Return an image that fits the model, from the folder samples/ of its checkpoint."""
+        chosen = find_model(served, model)
+        for each in chosen.samples:
+            if each.name == name:
+                return Response(each.data, media_type="image/webp")
+        raise ApiError(404, "not_found", f"{chosen.id} has no sample {name!r}")
 
     routes.add_api_route("/model", models, include_in_schema=False)  # an earlier path
     return routes

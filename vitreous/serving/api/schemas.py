@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 Model = Annotated[str | None, Query(description="Id from /v1/models; by default the first model.", max_length=200)]
 Id = Annotated[str, Path(description="Image id: 32 hexadecimal digits, returned by the upload.", max_length=64)]
+Name = Annotated[str, Path(description="Name of a sample from /v1/models.", max_length=64)]
 Layer = Annotated[int, Path(ge=0, lt=2**16)]
 Token = Annotated[str, Path(pattern="^(mean|[0-9]{1,6})$", description="Index of a token, or `mean` over all patches.")]
 AnyLayer = Annotated[int | None, Query(ge=0, lt=2**16, description="By default the last layer.")]
@@ -47,7 +48,7 @@ Described = shape(
     image_size=list[int], patch_size=list[int] | None, grid=list[int] | None, width=int | None, depth=int | None,
     heads=int | None, layers=many(AttentionShape) | None, tokens=Tokens | None, position=str | None,
     position_grid=list[int] | None, classes=int, labels=list[str], origin=str | None, version=str,
-    gallery=int | None,
+    walk=dict[str, Any] | None, gallery=int | None, samples=many(shape("Sample", name=str, label=str)),
 )  # fmt: skip
 Models = shape("Models", "ignore", model=str, models=many(Described))
 Class = shape("Class", label=str, index=int, probability=float)

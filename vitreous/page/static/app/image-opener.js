@@ -19,8 +19,9 @@ export async function readImage(blob, name = null) {
   }
 }
 
-export async function readExample({ name, url }) {
-  return readImage(await (await fetch(url)).blob(), name);
+/** `blob` is missing if the example is a file of the page. */
+export async function readExample({ name, url, blob = null }) {
+  return readImage(blob ?? (await (await fetch(url)).blob()), name);
 }
 
 /** Accepts images on the whole page. Calls `use(blob)` for a file and `useExample(example)` for an example. */

@@ -8,6 +8,16 @@ import { ServerSession } from "./image-session.js";
 const EXAMPLES = ["balloon", "oranges", "lighthouse"];
 const path = (what, model) => `/v1/${what}?model=${encodeURIComponent(model.id)}`;
 
+/** Loads the images that came with the checkpoint of a model. They are requested here, with the API key. */
+const samplesOf = (model) =>
+  Promise.all(
+    model.samples.map(async ({ name, label }) => {
+      const { buffer } = await getBytes(path(`samples/${encodeURIComponent(name)}`, model));
+      const blob = new Blob([buffer], { type: "image/webp" });
+      return { name, label, blob, url: URL.createObjectURL(blob) };
+    }),
+  );
+
 export const source = {
   privacy: "stays-here", // key of the text that says where images go
   weightBytes: 1, // size of an attention weight
@@ -17,7 +27,8 @@ export const source = {
     useKeyDialog(askForKey);
     const { models } = await getJson("/v1/models");
     const url = (name) => new URL(`../examples/${name}.webp`, import.meta.url).href;
-    return { models, examples: EXAMPLES.map((name) => ({ name, url: url(name) })), first: null };
+    const samples = await samplesOf(models[0]);
+    return { models, examples: samples.length ? samples : EXAMPLES.map((name) => ({ name, url: url(name) })), first: null };
   },
 
   session: (model, { blob }) => new ServerSession(model, blob),
