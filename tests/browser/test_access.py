@@ -192,3 +192,22 @@ def test_examples_equal_the_output_of_the_script(name: str, monkeypatch: pytest.
     quarter = (drawn.width // 4, drawn.height // 4)
     difference = np.asarray(drawn.resize(quarter), dtype=float) - np.asarray(kept.resize(quarter), dtype=float)
     assert np.abs(difference).mean() < 4
+
+
+@pytest.mark.slow
+def test_no_violation_at_three_widths_in_both_themes_and_languages(open_page: Any, site: str) -> None:
+    """Of any impact: an image with its curves, a mask, and an error."""
+    page = open_page(f"{site}/#model=birds&image=balloon&map=relevance&check=1", reduced_motion="reduce")
+    answered(page)
+    page.locator(".curves figure").first.wait_for()
+    for width in (390, 820, 1280):
+        page.set_viewport_size({"width": width, "height": 844})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            found = [f"{one['id']}: {one['nodes'][0]['html']}" for one in Axe().run(page).response["violations"]]
+            assert found == [], (width, scheme)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            page.locator("#language").click()  # the other language for the next combination
+        page.locator("select.model").select_option("masks" if width == 390 else "birds")
+        settled(page)
+        drop(page, b"?", "text/plain")
