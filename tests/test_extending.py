@@ -42,8 +42,11 @@ class SquaredMlp(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
+    def hidden(self, tokens):
+        return self.up(tokens).relu().square()
+
     def forward(self, tokens):
-        return self.down(self.up(tokens).relu().square())
+        return self.down(self.hidden(tokens))
 
 
 """
@@ -199,7 +202,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("    match config.mlp:\n", f"    match config.mlp:\n{MLP_CASE}"),
         ("    match config.pool:\n", f"    match config.pool:\n{POOL_CASE}"),
         ("SwiGluMlp\n", "SquaredMlp, SwiGluMlp\n"),
-        ("ClassTokenPooling\n", "ClassTokenPooling, SoftestPooling\n"),
+        ("ClassTokenPooling, Pooling\n", "ClassTokenPooling, Pooling, SoftestPooling\n"),
     )
     return tree
 

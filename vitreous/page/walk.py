@@ -49,7 +49,9 @@ def walk_facts(backbone: Model) -> dict[str, Any] | None:
     block = cast(Block, model.encoder.blocks[0])
     return {
         "positions": [kind for kind, present in kinds.items() if present],
-        "pool": {ClassToken: "class", GlobalAverage: "mean", AttentionPool: "attention"}[type(config.pool)],
+        "pool": {ClassToken: "class", GlobalAverage: "mean", AttentionPool: "attention"}.get(
+            type(config.pool), "other"
+        ),
         "distilled": config.distillation_token,
         "hybrid": config.stem is not None,
         "patch": list(config.patch_size),

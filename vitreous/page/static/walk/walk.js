@@ -318,7 +318,7 @@ export class Walk {
     if (name === "prefix") return EQUATIONS.prefix.replace("prefix", prefix[0].startsWith("class") ? "x_{class}" : "registers");
     if (name !== "answer") return EQUATIONS[name];
     if (this.data.model.task === "segment") return "z_L^1 … z_L^N";
-    return { class: "y = LN(z_L^0)", mean: "y = mean(z_L^1 … z_L^N)", attention: "y = MAP(z_L)" }[this.data.model.walk.pool];
+    return { class: "y = LN(z_L^0)", mean: "y = mean(z_L^1 … z_L^N)", attention: "y = MAP(z_L)" }[this.data.model.walk.pool] ?? "y = pool(z_L)";
   }
 
   /** Lists the tensors of a step. Each can be expanded to all of its numbers. */
