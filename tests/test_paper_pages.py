@@ -52,6 +52,12 @@ def test_a_page_has_code_a_figure_and_a_solved_exercise(path: Path) -> None:
     assert "```python" in path.read_text().partition("<summary>Solution</summary>")[2]
 
 
+def test_every_figure_is_drawn_by_the_script_and_shown() -> None:
+    drawn = re.findall(r'save\(\s*"([\w-]+)"', (ROOT / "docs" / "draw_paper_figures.py").read_text())
+    shown = {Path(figure).stem for page in ENGLISH for figure in parts(page, "figures")}
+    assert sorted(drawn) == sorted(shown) == sorted(path.stem for path in ROOT.glob("docs/images/paper/*"))
+
+
 def test_a_name_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"block\.py does not define Block\.missing"):
         paper_hooks.lines_of("vitreous/model/block.py", "Block.missing")
