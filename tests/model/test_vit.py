@@ -7,7 +7,16 @@ import torch
 import vitreous
 from vitreous.model.build import build_vit
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import AttentionPool, Conditional, Dropout, GlobalAverage, RelativeBias, Rotary2d
+from vitreous.model.options import (
+    AttentionPool,
+    Conditional,
+    Dropout,
+    GlobalAverage,
+    Learned1d,
+    MixedRotary2d,
+    RelativeBias,
+    Rotary2d,
+)
 
 
 def images(config: ViTConfig, batch: int = 2) -> torch.Tensor:
@@ -23,7 +32,10 @@ def test_features_contain_prefix_and_patches(small: ViTConfig) -> None:
     torch.testing.assert_close(features.patches.mean(-1), torch.zeros(2, 12), atol=1e-5, rtol=0)  # after the norm
 
 
-@pytest.mark.parametrize("position", [None, Rotary2d(), RelativeBias(), Conditional()], ids=str)
+INDEX = Rotary2d(coordinates="index", learned=Learned1d())
+
+
+@pytest.mark.parametrize("position", [None, Rotary2d(), INDEX, MixedRotary2d(), RelativeBias(), Conditional()], ids=str)
 def test_attention_equals_the_fused_path(position: Any, small: ViTConfig) -> None:
     """Recompute every layer from the returned attention weights and compare the features."""
     model = build_vit(small if position is None else dataclasses.replace(small, position=position)).eval()

@@ -28,7 +28,7 @@ from vitreous.model.build import build, build_segmenter
 from vitreous.model.calibration import FRACTIONS, Calibration
 from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.familiarity import Familiarity
-from vitreous.model.options import AttentionPool, GlobalAverage, MultiLabel, Rotary2d
+from vitreous.model.options import AttentionPool, GlobalAverage, Learned1d, MultiLabel, Rotary2d, SwiGlu
 from vitreous.model.pooling import all_tokens
 from vitreous.page import STATIC
 from vitreous.page.walk import layer_tensors, shared_tensors
@@ -159,7 +159,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "registers and average": {"class_token": False, "registers": 2, "pool": GlobalAverage()},
     "attention pooling, grey": {"pool": AttentionPool(), "channels": 1},
     "distillation, padded patches": {"distillation_token": True, "image_size": (20, 30), "pad": True},
-    "rotary, several labels": {"position": Rotary2d(), "output": MultiLabel((0.5,) * 5)},
+    "rotary and learned positions, gate with a norm, several labels": {
+        "position": Rotary2d(1e4, "index", (16, 16), learned=Learned1d()),
+        "mlp": SwiGlu(norm=True),
+        "attention_output_norm": True,
+        "output": MultiLabel((0.5,) * 5),
+    },
 }
 
 

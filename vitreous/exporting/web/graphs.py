@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch._decomp import get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from vitreous.explanation.attention_and_logit_lens import capture_steps, pooling_weights
@@ -95,7 +96,8 @@ def export_relevance(model: ViT) -> Any:
     """Return the ONNX model of `Relevance`. The graph contains the gradients."""
     image = torch.zeros(1, model.config.channels, *model.config.image_size)
     target = torch.zeros(1, dtype=torch.int64)
-    traced = make_fx(Relevance(model).eval())(image, target)
+    steps = get_decompositions([torch.ops.aten.silu_backward])  # ONNX has no such operator
+    traced = make_fx(Relevance(model).eval(), decomposition_table=steps)(image, target)
     return _export(traced.eval(), {IMAGE: image, TARGET: target})
 
 
