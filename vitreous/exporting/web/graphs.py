@@ -96,7 +96,7 @@ def export_relevance(model: ViT) -> Any:
     """Return the ONNX model of `Relevance`. The graph contains the gradients."""
     image = torch.zeros(1, model.config.channels, *model.config.image_size)
     target = torch.zeros(1, dtype=torch.int64)
-    steps = get_decompositions([torch.ops.aten.silu_backward])  # ONNX has no such operator
+    steps: Any = get_decompositions([torch.ops.aten.silu_backward])  # ONNX has no such operator
     traced = make_fx(Relevance(model).eval(), decomposition_table=steps)(image, target)
     return _export(traced.eval(), {IMAGE: image, TARGET: target})
 
