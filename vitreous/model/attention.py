@@ -56,7 +56,9 @@ class SelfAttention(nn.Module):
             xavier_(part)
         self.q_norm = nn.Identity() if qk_norm_eps is None else nn.LayerNorm(head_dim, qk_norm_eps)
         self.k_norm = nn.Identity() if qk_norm_eps is None else nn.LayerNorm(head_dim, qk_norm_eps)
-        self.output_norm = nn.Identity() if output_norm_eps is None else nn.LayerNorm(inner_width, output_norm_eps)
+        self.output_norm: nn.Module = nn.Identity()
+        if output_norm_eps is not None:
+            self.output_norm = nn.LayerNorm(inner_width, output_norm_eps)
         self.output = xavier_(nn.Linear(inner_width, width))
         self.output_dropout = nn.Dropout(output_dropout)
 

@@ -105,10 +105,10 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm = nn.LayerNorm(width, norm_eps)
         self.attention = attention
-        self.attention_scale = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
+        self.attention_scale: nn.Module = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.mlp_norm = nn.LayerNorm(width, norm_eps)
         self.mlp = mlp
-        self.mlp_scale = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
+        self.mlp_scale: nn.Module = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.stochastic_depth = StochasticDepth(stochastic_depth)
 
     def forward(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:

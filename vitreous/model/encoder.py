@@ -32,7 +32,7 @@ class Encoder(nn.Module):
         """Compute the tokens after the last layer (z_L) from the embedded tokens (z_0)."""
         terms = position.attend(layout, tokens.device)
         for layer in range(len(self.blocks)):
-            tokens = self._step(layer, tokens, terms, layout, position)
+            tokens = self.step(layer, tokens, terms, layout, position)
         return tokens
 
     def walk(
@@ -41,13 +41,14 @@ class Encoder(nn.Module):
         """Yield the tokens before and after each layer."""
         terms = position.attend(layout, tokens.device)
         for layer in range(len(self.blocks)):
-            after = self._step(layer, tokens, terms, layout, position)
+            after = self.step(layer, tokens, terms, layout, position)
             yield tokens, after
             tokens = after
 
-    def _step(
+    def step(
         self, layer: int, tokens: Tensor, terms: AttentionTerms, layout: Layout, position: PositionEmbedding
     ) -> Tensor:
+        """Compute the tokens after `layer`. `terms` are those of all layers."""
         block, terms = self.blocks[layer], terms_of_layer(terms, layer)
         if self.recompute and self.training:
             after = checkpoint(block, tokens, terms, use_reentrant=False)

@@ -284,7 +284,8 @@ def find_model(served: Sequence[ServedModel], id: str | None) -> ServedModel:
 
 def check_query(request: Request) -> None:
     """Raise ApiError for a query parameter that the endpoint does not have, or that is given twice."""
-    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    endpoint = request.scope["route"].dependant
+    known = [field.alias for part in (endpoint, *endpoint.dependencies) for field in part.query_params]
     given = [name for name, _ in request.query_params.multi_items()]
     for name in given:
         if name not in known:

@@ -90,6 +90,7 @@ Neighbour = shape(
     "Neighbour", "ignore", name=str, similarity=float, thumbnail=str, row=int | None, column=int | None,
     grid=list[int] | None,
 )  # fmt: skip
+Effects = shape("Effects", target=ClassName, heads=list[list[float]])
 Neighbours = shape("Neighbours", images=many(Neighbour))
 Changed = shape("Changed", predictions=many(Class), probabilities=dict[str, float])
 

@@ -17,6 +17,7 @@ from vitreous.explanation.rollout_relevance_occlusion import (
     masked_probabilities,
     random_faithfulness,
 )
+from vitreous.explanation.switch_off import head_effects
 from vitreous.inference.mask_images import hex_colours
 from vitreous.inference.predictor import LONGEST
 from vitreous.model.segmenter import Segmenter, slide
@@ -79,6 +80,12 @@ def masked(session: Session, patches: Sequence[int], classes: Sequence[int]) -> 
         "predictions": top_classes(session.inspected.labels, probabilities, TOP),
         "probabilities": {str(index): value for index, value in zip(classes, values, strict=True)},
     }
+
+
+def effects(session: Session, target: int) -> dict[str, Any]:
+    """Return the drop in the probability of a class without each head."""
+    drops = head_effects(session.classifier_pass, target, session.batch_size, session.step)
+    return {"target": class_entry(session.inspected.labels, target), "heads": rounded(drops)}
 
 
 # ---- Maps ------------------------------------------------------------------------------------------------------------

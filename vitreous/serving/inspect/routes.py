@@ -29,18 +29,30 @@ ATTENTION = (
     "then, if tokens attend only to their window, int32 [t, m]: the m tokens of the window of each token; "
     "then uint8 [heads, t, m]: each weight divided by that largest weight, times 255"
 )
+OFF_PARAMETER = (
+    "Parts of the model to switch off: heads as layer.head, layers, and `zero` or `shuffled` for positions; "
+    "for example `3.0,3.1,5,shuffled`."
+)
 ROWS = "float32 [rows, 2] and uint8 [rows, t]: as the attention of a layer, with one row for each head of each layer"
 
 
 def router(service: InspectService, settings: Settings) -> APIRouter:
     """Create the endpoints below /v1/images, and the endpoints that need no image."""
+    images = APIRouter(dependencies=[Depends(off_parameter)])
+    add_image_routes(images, service, settings)
+    add_layer_routes(images, service)
+    add_gallery_routes(images, service)
+    add_map_routes(images, service)
     api = APIRouter(tags=["page"], dependencies=[Depends(check_query)])
-    add_image_routes(api, service, settings)
-    add_layer_routes(api, service)
-    add_gallery_routes(api, service)
-    add_map_routes(api, service)
+    api.include_router(images)
     add_model_routes(api, service)
     return api
+
+
+def off_parameter(
+    off: Annotated[str | None, Query(max_length=4000, pattern="^[0-9a-z.,]*$", description=OFF_PARAMETER)] = None,
+) -> None:
+    """Declare the query parameter of all endpoints about an image. `InspectService.variant` reads it."""
 
 
 # ---- An uploaded image: summary, mask ----
@@ -55,7 +67,7 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
     )
     async def images(request: Request, model: Model = None) -> Response:
         """Upload an image, which is cached in memory. Its id is a hash of its bytes."""
-        inspected, upload = service.model(model), await read_image(request, settings)
+        inspected, upload = service.variant(request, model), await read_image(request, settings)
         result = await service.respond_to_upload(request, inspected, upload, "picture", numbers.image_summary)
         return as_response(result)
 
@@ -163,6 +175,20 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
                 raise ApiError(422, "bad_parameter", f"{name} must be an integer from 0 to {count - 1}, got {given}")
         make = lambda session: Payload(walk_bytes(session.captured, at, head, patch), BYTES)  # noqa: E731
         return await service.respond(request, model, id, ("walk", at, head, patch), make)
+
+    @api.get(
+        "/v1/images/{id}/effects",
+        **named("getEffects", "Effect of each head on a prediction"),
+        responses=json_response(schemas.Effects, *MODEL_ERRORS),
+    )
+    async def effects(request: Request, id: Id, target: Target = None, model: Model = None) -> Response:
+        """Return how much the probability of a class drops if a head is switched off, for each layer and head."""
+        inspected = service.variant(request, model)
+        index, _ = inspected.target(target), inspected.walkable
+        return await service.respond(
+            request, model, id, ("effects", index),
+            lambda session: numbers.effects(session, _class_of(session, index)), Priority.LONG,
+        )  # fmt: skip
 
     @api.get(
         "/v1/images/{id}/lens",

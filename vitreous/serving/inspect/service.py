@@ -6,12 +6,13 @@ c: channels; h, w: image height and width.
 import asyncio
 import hashlib
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from fastapi import Request, Response
@@ -23,9 +24,11 @@ from vitreous.common.device import placed
 from vitreous.data.image import UnreadableImage, decode, fit, resize, size_of
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.result import class_index
+from vitreous.explanation.switch_off import SwitchedOff, switch_off
 from vitreous.inference.engine import model_input
 from vitreous.inference.predictor import LONGEST
 from vitreous.model.centre_crop import covering
+from vitreous.model.config import ViTConfig
 from vitreous.model.protocol import Model, UnsupportedModel, require_attention
 from vitreous.model.vit import ViT
 from vitreous.page.gallery import Gallery
@@ -93,6 +96,12 @@ class InspectedModel:
     model: Model
     labels: tuple[str, ...]
     gallery: Gallery | None = None
+    off: SwitchedOff = SwitchedOff()
+
+    @property
+    def key(self) -> Hashable:
+        """Distinguishes results of models without some parts."""
+        return (self.id, self.off)
 
     @property
     def backbone(self) -> Model:
@@ -141,6 +150,25 @@ class InspectedModel:
         """Raise ApiError if the attention weights of one layer are too large to send or to keep for gradients."""
         for shape in self.backbone.config.attention_shapes:
             check_size(shape.heads * shape.tokens * shape.keys, "the attention of one layer", shape.tokens)
+
+
+def parse_off(text: str, config: ViTConfig) -> SwitchedOff:
+    """Parse the query parameter `off`, such as "3.0,5,shuffled": a head of layer 3, layer 5, and the positions."""
+    heads, layers, positions = set(), set(), "kept"
+    for part in text.split(","):
+        found = re.fullmatch(r"([0-9]{1,4})(?:[.]([0-9]{1,4}))?", part)
+        layer, head = (int(number or 0) for number in found.groups()) if found else (config.depth, 0)
+        if part in ("zero", "shuffled"):
+            positions = part
+        elif found is None or layer >= config.depth or head >= config.num_heads:
+            limits = f"layers from 0 to {config.depth - 1}, heads from 0 to {config.num_heads - 1}"
+            message = f"off must list layer, layer.head, zero or shuffled ({limits}), got {part[:40]!r}"
+            raise ApiError(422, "bad_parameter", message)
+        elif found[2] is None:
+            layers.add(layer)
+        else:
+            heads.add((layer, head))
+    return SwitchedOff(frozenset(heads), frozenset(layers), cast(Any, positions))
 
 
 def check_size(size: int, what: str, tokens: int) -> None:
@@ -274,16 +302,29 @@ class InspectService:
             self.models[entry.id] = InspectedModel(entry.id, model, entry.labels, entry.gallery)
         self.images = LruCache[DecodedImage](images, image_bytes)
         self.cache = LruCache[Any](2**14, cache_bytes)
+        self.variants = LruCache[InspectedModel](16, 16)  # models without some parts, which share their weights
 
     def model(self, id: str | None) -> InspectedModel:
         return self.models[find_model(self.served, id).id]
+
+    def variant(self, request: Request, id: str | None) -> InspectedModel:
+        """Return the model without the parts that the query parameter `off` names."""
+        inspected, text = self.model(id), request.query_params.get("off")
+        if not text:
+            return inspected
+        off = parse_off(text, inspected.walkable.config)
+        found = self.variants.get((inspected.id, off))
+        if found is None:
+            found = replace(inspected, model=switch_off(inspected.model, off), off=off)
+            self.variants.put(found.key, found, 1)
+        return found
 
     def _session(self, inspected: InspectedModel, image: DecodedImage, id: str, step: Step) -> Session:
         device = next(inspected.model.parameters()).device
         how, whole = inspected.model.config.preprocessing, image.whole.get(inspected.id)
         pixels = model_input(image.pixels[inspected.id][None], device, how)
         uncropped = None if whole is None else model_input(whole[None], device, how)
-        return Session(inspected, pixels, (inspected.id, id), self.cache, step, uncropped)
+        return Session(inspected, pixels, (inspected.key, id), self.cache, step, uncropped)
 
     async def respond_to_upload(
         self,
@@ -304,7 +345,7 @@ class InspectService:
                 self.images.put(id, image, image.nbytes)
             return as_json(make(self._session(model, image, id, step), id, image.size))
 
-        key = ("response", (model.id, id), name)
+        key = ("response", (model.key, id), name)
         if self.images.get(id) is None:
             self.cache.drop(key)  # so that the image is decoded and cached again
         return await self._cached(request, key, work, Priority.LONG if upload.large else priority)
@@ -319,7 +360,7 @@ class InspectService:
         priority: Priority = Priority.QUICK,
     ) -> Response:
         """Respond with the result of `make` for an uploaded image. `name` identifies the result and its parameters."""
-        inspected, image = self.model(model), self.images.get(id)
+        inspected, image = self.variant(request, model), self.images.get(id)
         if image is None:
             raise ApiError(404, "unknown_image", f"unknown or expired image {id[:40]!r}; upload the image again")
 
@@ -327,7 +368,7 @@ class InspectService:
             result = make(self._session(inspected, image, id, step))
             return result if isinstance(result, Payload) else as_json(result)
 
-        key = ("response", (inspected.id, id), name)
+        key = ("response", (inspected.key, id), name)
         return as_response(await self._cached(request, key, work, priority))
 
     async def respond_without_image(

@@ -165,6 +165,7 @@ class App {
       this.panes[focused]?.facts.chooser?.focus();
       if (this.picture) this.open(this.picture, true);
     }
+    if (changed.has("off") && this.picture) this.open(this.picture, true);
     this.redraw();
   }
 

@@ -25,6 +25,7 @@ import { showWhile } from "../widgets/status-line.js";
 import { unavailableReason, MapList } from "../image/map-list.js";
 import { LayerSlider } from "../image/layer-slider.js";
 import { SaveImage } from "../image/save-image.js";
+import { Switches, toggled } from "../views/switches.js";
 import { Tabs } from "../views/tabs.js";
 import { TokenList } from "../image/token-list.js";
 import { set, view } from "./view-state.js";
@@ -50,7 +51,8 @@ export class ModelPane {
     this.faithfulness = new Faithfulness();
     this.neighbours = new Neighbours(model);
     this.eraser = new PatchEraser(this);
-    this.matrix = model.heads ? new HeadMatrix(model, (layer, head) => this.#choose(layer, head)) : null;
+    this.switches = new Switches(this);
+    this.matrix = model.heads ? new HeadMatrix(model, (layer, head) => this.#press(layer, head)) : null;
     this.distance = new AttentionDistance(model, (layer, head) => this.#choose(layer, head));
     const views = {
       position: new PositionSimilarity(model),
@@ -88,6 +90,7 @@ export class ModelPane {
       "section",
       { class: "inside" },
       el("div", { class: "head" }, this.inside, this.loadAll),
+      this.switches.root,
       el("div", { class: "heads-and-distance" }, this.matrix?.root, this.matrix ? this.distance.root : this.none),
       this.tabs.root,
     );
@@ -96,8 +99,8 @@ export class ModelPane {
   }
 
   translate() {
-    const { facts, mapList, controls, slider, save, tokens, answer, neighbours, faithfulness, matrix, distance, tabs } = this;
-    for (const part of [facts, mapList, controls, slider, save, tokens, answer, neighbours, faithfulness, matrix, distance, tabs]) part?.translate();
+    const { facts, mapList, controls, slider, save, switches, tokens, answer, neighbours, faithfulness, matrix, distance, tabs } = this;
+    for (const part of [facts, mapList, controls, slider, save, switches, tokens, answer, neighbours, faithfulness, matrix, distance, tabs]) part?.translate();
     this.none.textContent = t("no-attention");
     this.inside.textContent = t("inside");
     this.root.setAttribute("aria-label", this.model.id);
@@ -107,7 +110,7 @@ export class ModelPane {
   /** Runs the model on an image. The pane still shows the image before, in case that this one is refused. */
   async load(picture) {
     this.loading?.end();
-    const session = source.session(this.model, picture);
+    const session = source.session(this.model, picture, view.off);
     this.loading = session;
     await showWhile(t("sending", { model: this.model.id }), session.open());
     return session;
@@ -125,6 +128,7 @@ export class ModelPane {
     this.prefetch = new Prefetch(this, session, () => this.session === session && this.app.redraw());
     this.imageCanvas.show(picture.bitmap, this.shown);
     this.answer.show(this.shown);
+    this.switches.show(this.shown);
     this.app.redraw();
     this.prefetch.start();
   }
@@ -177,6 +181,12 @@ export class ModelPane {
     return this.session.known(`attention/${layer}`) ?? this.prefetch.rows?.of(this.queryRow)?.[layer] ?? null;
   }
 
+  /** Selects a head or, in that mode, switches it off or on. The mean stands for the whole layer. */
+  #press(layer, head) {
+    if (!view.switching || this.switches.root.hidden) this.#choose(layer, head);
+    else set({ off: toggled(view.off, head === "mean" ? String(layer) : `${layer}.${head}`) });
+  }
+
   #choose(layer, head) {
     const map = ["similarity", "pca"].includes(this.map) ? this.map : "attention";
     set({ layer, head, map });
@@ -220,6 +230,7 @@ export class ModelPane {
     this.slider.draw(map);
     this.save.draw(map);
     this.imageCanvas.label(this.caption.draw(map, found));
+    this.switches.draw(this.session);
     if (this.matrix) this.#inside(map);
     this.answer.draw();
     this.neighbours.draw(this.session, this.shown, (error) => this.app.fail(error));
@@ -241,6 +252,7 @@ export class ModelPane {
     const layers = [...Array(this.model.depth).keys()].map((layer) => this.#attention(layer) ?? before?.[layer]);
     const selection = { layer: this.layer, head: this.head, active: map === "attention" };
     this.matrix.draw(this.shown, selection, layers, query);
+    this.matrix.mark(this.model.walk ? view.off : [], this.switches.effects);
     this.distance.draw(selection);
     const attention = map === "attention" ? this.#attention(this.layer) : null;
     this.tokens.draw(this.shown, attention?.row(this.head, query) ?? null);

@@ -13,7 +13,7 @@ export const TABS = ["position", "filters", "lens"];
 /**
  * @typedef {{models: string[], image: string | null, map: string | null, layer: number | null, head: number | "mean",
  *   query: any, opacity: number, smooth: boolean, target: number | null, fusion: string, discard: number,
- *   erased: number[], erasing: boolean, tab: string | null, check: boolean, walk: string | null}} View
+ *   erased: number[], erasing: boolean, tab: string | null, check: boolean, walk: string | null, off: string[], switching: boolean}} View
  */
 
 /** @type {View} */
@@ -34,6 +34,8 @@ const DEFAULTS = {
   tab: null,
   check: false,
   walk: null,
+  off: [],
+  switching: false,
 };
 
 /** @type {View & {hover: any}} */
@@ -102,6 +104,7 @@ export function format(state) {
   put("tab", state.tab);
   if (state.check) put("check", 1);
   put("walk", state.walk);
+  put("off", state.off.map((part) => shifted(part, 1)).join(","));
   return parts.toString().replaceAll("%2C", ",");
 }
 
@@ -135,9 +138,15 @@ export function parse(text) {
   state.erasing = state.erased.length > 0;
   state.tab = oneOf("tab", TABS, null);
   state.check = parts.get("check") === "1";
+  const off = (parts.get("off") ?? "").split(",").filter((part) => /^([1-9]\d{0,3}(\.[1-9]\d{0,3})?|zero|shuffled)$/.test(part));
+  state.off = off.map((part) => shifted(part, -1)).slice(0, 400);
+  state.switching = off.length > 0;
   state.walk = /^[a-z]{1,20}$/.test(parts.get("walk") ?? "") ? parts.get("walk") : null;
   return state;
 }
+
+/** Counts the layer and head of a part such as "2.0" from another number. Other parts stay. */
+const shifted = (part, by) => part.replace(/\d+/g, (number) => String(Number(number) + by));
 
 /** Formats [3, 4, 5, 9] as "3-5,9". */
 function ranges(numbers) {

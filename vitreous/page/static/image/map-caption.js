@@ -4,7 +4,7 @@
 import { el, swatch } from "../widgets/dom.js";
 import { t } from "../text/translate.js";
 import { nameOf } from "./query-token.js";
-import { set } from "../app/view-state.js";
+import { set, view } from "../app/view-state.js";
 
 export class MapCaption {
   constructor(pane) {
@@ -40,7 +40,8 @@ export class MapCaption {
   }
 
   #explain(map, state) {
-    const words = state ?? t(this.pane.model.heads ? `about-${map}` : "about-plain");
+    const about = state ?? t(this.pane.model.heads ? `about-${map}` : "about-plain");
+    const words = view.erased.length && map !== "original" ? `${about} ${t("erased-map")}` : about;
     if (this.words === words) return;
     this.words = words;
     const doubtful = !state && ["attention", "rollout"].includes(map) && this.pane.model.classifies;

@@ -9,16 +9,18 @@ import { ImageSession, named } from "../results/image-session.js";
 export class ServerSession extends ImageSession {
   prefetched = ["rollout", "pca", "relevance"]; // maps to compute without being asked
 
-  constructor(model, blob) {
+  /** `off` names the parts of the model that are switched off. */
+  constructor(model, blob, off) {
     super(model);
     this.blob = blob;
+    this.off = off && model.walk ? `&off=${off}` : "";
     this.reopened = null;
   }
 
   /** Uploads the image and returns its summary: the region that the model sees, and the predictions. */
   async open() {
     this.shown = await postImage(
-      `/v1/images?model=${encodeURIComponent(this.model.id)}`,
+      `/v1/images?model=${encodeURIComponent(this.model.id)}${this.off}`,
       this.blob,
       this.ending.signal,
     );
@@ -48,6 +50,7 @@ export class ServerSession extends ImageSession {
   mask = () => this.#get("mask", (path) => getBytes(path, this.ending.signal));
   lens = () => this.#get("lens", (path) => getJson(path, this.ending.signal));
   distance = () => this.#get("distance", (path) => getJson(path, this.ending.signal));
+  effects = (target) => this.#get(named("effects", { target }), (path) => getJson(path, this.ending.signal));
   neighbours = (patch) => this.#get(named("neighbours", { patch }), (path) => getJson(path, this.ending.signal));
 
   walk = (layer, head, patch) =>
@@ -70,7 +73,7 @@ export class ServerSession extends ImageSession {
 
   #path(what) {
     const mark = what.includes("?") ? "&" : "?";
-    return `/v1/images/${this.shown.id}/${what}${mark}model=${encodeURIComponent(this.model.id)}`;
+    return `/v1/images/${this.shown.id}/${what}${mark}model=${encodeURIComponent(this.model.id)}${this.off}`;
   }
 
   #get(what, ask) {

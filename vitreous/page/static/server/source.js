@@ -20,6 +20,7 @@ const samplesOf = (model) =>
 
 export const source = {
   privacy: "stays-here", // key of the text that says where images go
+  switches: true, // parts of the model can be switched off
   weightBytes: 1, // size of an attention weight
 
   /** Returns the models, the examples and the example to show first, if any. */
@@ -31,7 +32,7 @@ export const source = {
     return { models, examples: samples.length ? samples : EXAMPLES.map((name) => ({ name, url: url(name) })), first: null };
   },
 
-  session: (model, { blob }) => new ServerSession(model, blob),
+  session: (model, { blob }, off = []) => new ServerSession(model, blob, off.join()),
 
   /** Returns the similarity of all positions as bytes: value = byte / 127.5 - 1. */
   positions: async (model) => new Uint8Array((await getBytes(path("position", model))).buffer),

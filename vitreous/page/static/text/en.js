@@ -102,6 +102,15 @@ export const en = {
   "insertion-hint": "most important patches inserted first; higher is better",
   "curve-numbers": "area {auc}, random {random}", "better-than-random": "better than random", "worse-than-random": "no better than random",
 
+  // Switching parts off
+  "switch-off": "Switch off heads", "switch-off-hint": "Click heads to switch them off, or a mean for its whole layer; all predictions and maps follow.",
+  "switch-positions": "Positions", "switch-positions-kept": "as learned", "switch-positions-zero": "none", "switch-positions-shuffled": "shuffled",
+  "switch-measure": "Measure heads", "switch-measure-hint": "Switch off each head in turn, and measure the probability of the class", "switch-measuring": "Switching off each head in turn",
+  "switch-restore": "Switch all on", "is-off": "switched off", "switched-off": "Parts switched off: {count}.",
+  "switched-now": "Prediction now: {now}.", "switched-change": "Prediction before: {was}; now: {now}.",
+  "switch-effect": "drop in probability {effect}", "switch-effects": "Bars show how much the probability of the class drops without a head (red: rises). Largest: layer {layer}, head {head}, {effect}.",
+  "erased-map": "This map is that of the image before patches were erased.",
+
   // Gallery
   "gallery": "Nearest images", "gallery-images": "Of {count} images of the gallery, those with the most similar features (cosine). Pin a patch to compare patches.",
   "gallery-patches": "Of {count} images of the gallery, those with the patch that is most similar to the pinned one (cosine).",
@@ -181,6 +190,7 @@ export const en = {
 
   // Errors of the server, by code
   "error-unsupported_model": "This result is not available for this model.",
+  "error-no_gallery": "This server has no gallery.",
   "error-bad_parameter": "The server does not accept a setting of this view.",
   "error-no_image": "The request has no image.",
   "error-bad_form": "The server cannot read the request.",

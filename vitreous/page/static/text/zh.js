@@ -102,6 +102,15 @@ export const zh = {
   "insertion-hint": "先加入最重要的图像块；曲线越高越好",
   "curve-numbers": "曲线下面积 {auc}，随机顺序 {random}", "better-than-random": "优于随机顺序", "worse-than-random": "不优于随机顺序",
 
+  // 关闭模型的部件
+  "switch-off": "关闭注意力头", "switch-off-hint": "点击注意力头即可关闭，点击平均列则关闭整层；所有预测和图都会随之更新。",
+  "switch-positions": "位置编码", "switch-positions-kept": "原样", "switch-positions-zero": "去除", "switch-positions-shuffled": "打乱",
+  "switch-measure": "测量各头的作用", "switch-measure-hint": "逐个关闭注意力头，测量类别概率的变化", "switch-measuring": "正在逐个关闭注意力头",
+  "switch-restore": "全部打开", "is-off": "已关闭", "switched-off": "已关闭 {count} 个部件。",
+  "switched-now": "现在的预测：{now}。", "switched-change": "原来的预测：{was}；现在：{now}。",
+  "switch-effect": "概率下降 {effect}", "switch-effects": "条形表示关闭该头后类别概率下降多少（红色表示上升）。最大的是第 {layer} 层第 {head} 个头：{effect}。",
+  "erased-map": "这张图是擦除图像块之前的结果。",
+
   // 图库
   "gallery": "最相似的图像", "gallery-images": "图库共 {count} 张图像，这里是特征最相似的几张（余弦相似度）。固定一个图像块即可比较图像块。",
   "gallery-patches": "图库共 {count} 张图像，这里是含有与所选图像块最相似的图像块的几张（余弦相似度）。",
@@ -181,6 +190,7 @@ export const zh = {
 
   // 服务器错误（按代码）
   "error-unsupported_model": "该模型不支持这项结果。",
+  "error-no_gallery": "此服务器没有图库。",
   "error-bad_parameter": "服务器不接受当前视图的某项设置。",
   "error-no_image": "请求中没有图像。",
   "error-bad_form": "服务器无法读取请求。",

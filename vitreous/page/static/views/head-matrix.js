@@ -4,7 +4,8 @@
 
 import { paint, rangeOf } from "../widgets/color-maps.js";
 import { el, fitCanvas } from "../widgets/dom.js";
-import { t } from "../text/translate.js";
+import { view } from "../app/view-state.js";
+import { currentLanguage, short, t } from "../text/translate.js";
 import { onArrowKeys } from "../widgets/arrow-keys.js";
 
 const GAP = 2; // pixels between maps; same as in the style sheet
@@ -19,6 +20,7 @@ export class HeadMatrix {
     this.small = document.createElement("canvas");
     this.heads = ["mean", ...Array(model.heads).keys()];
     this.cells = []; // by layer, then column
+    this.marked = ""; // what mark() has drawn
     this.root = el("div", { class: "matrix" });
     this.#build();
     this.translate();
@@ -68,7 +70,7 @@ export class HeadMatrix {
     if (down === undefined) return null;
     const cell = this.cells[layer + down]?.[column + across];
     if (!cell || !this.#has(layer + down, this.heads[column + across])) return null;
-    cell.click();
+    if (!view.switching) cell.click(); // which would switch it off
     return cell;
   }
 
@@ -139,6 +141,30 @@ export class HeadMatrix {
       }
     }
     this.#select(layer, head, active, layers);
+  }
+
+  /** Marks heads that are switched off, and draws the effect of each head as a bar. */
+  mark(off, effects) {
+    const largest = Math.max(1e-9, ...(effects ?? []).flat().map(Math.abs));
+    const key = `${off} ${effects ? largest : ""} ${currentLanguage()}`;
+    if (key === this.marked) return;
+    this.marked = key;
+    this.cells.forEach((row, layer) =>
+      row.forEach((cell, column) => {
+        const head = this.heads[column];
+        if (!this.#has(layer, head)) return;
+        const isOff = off.includes(String(layer)) || off.includes(`${layer}.${head}`);
+        const effect = effects?.[layer]?.[Number(head)] ?? null;
+        cell.classList.toggle("off", isOff);
+        cell.classList.toggle("measured", effect !== null);
+        cell.classList.toggle("against", effect < 0);
+        cell.style.setProperty("--effect", String(effect === null ? 0 : Math.abs(effect) / largest));
+        const name = t("layer-head", { layer: layer + 1, head: column ? t("head-n", { head: column }) : t("mean-of-heads") });
+        const words = effect === null ? name : `${name}: ${t("switch-effect", { effect: short(effect) })}`;
+        cell.setAttribute("aria-label", isOff ? `${words}, ${t("is-off")}` : words);
+        cell.title = cell.getAttribute("aria-label");
+      }),
+    );
   }
 
   #select(layer, head, active, layers) {

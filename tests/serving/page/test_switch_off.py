@@ -1,0 +1,42 @@
+"""Results of a model without some of its parts."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from inspect_requests import as_given, get, sample_image
+from live_server import Live
+from vitreous.explanation.attention_and_logit_lens import capture
+from vitreous.explanation.switch_off import SwitchedOff, head_effects, switch_off
+
+
+@torch.no_grad()
+def test_all_results_are_those_of_the_model_without_its_parts(live: Live, models: dict[str, Any]) -> None:
+    off = SwitchedOff(frozenset({(0, 2), (0, 0)}), frozenset({1}), "shuffled")
+    for id in ("class-token", "rotary"):
+        model, image = models[id], as_given(models[id], sample_image())
+        probabilities = switch_off(model, off)(image)[0].softmax(dim=0)
+        path = f"/v1/images?model={id}&off=0.2,0.0,1,shuffled"
+        shown = live.request("POST", path, sample_image()).json
+        whole = live.request("POST", f"/v1/images?model={id}", sample_image()).json
+        for one in shown["predictions"]:
+            assert one["probability"] == pytest.approx(float(probabilities[one["index"]]), abs=1e-5)
+        assert shown["predictions"] != whole["predictions"]
+        lens = get(live, id, "lens?off=shuffled,1,0.0,0.2").json["layers"]  # another order, the same parts
+        assert lens[-1]["predictions"] == shown["predictions"][:3]
+        assert get(live, id, "map/relevance?off=1,0.2").status == 200
+        found = get(live, id, "effects?target=3").json["heads"]
+        np.testing.assert_allclose(found, head_effects(capture(model, image), 3), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("off", ["2", "0.4", "x", "0.", "-1", "zero,,"])
+def test_unknown_parts_are_errors(live: Live, off: str) -> None:
+    reply = get(live, "class-token", f"lens?off={off}")
+    assert (reply.status, reply.json["error"]["code"]) == (422, "bad_parameter")
+
+
+def test_models_without_heads_cannot_be_switched_off(live: Live) -> None:
+    assert live.request("POST", "/v1/images?model=bit&off=0", sample_image()).json["error"]["code"] == "no_attention"
+    assert live.request("GET", "/v1/filters?model=class-token&off=0").status == 422
