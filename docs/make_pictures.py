@@ -10,7 +10,10 @@ import io
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +72,24 @@ def suspicious(work: Path, init: str) -> None:
     if not folder.exists():
         plant_errors(folder)
     page = work / "suspicious.html"
-    checkpoint = init if init == "dinov2-s" else shutil.copy(init, work / f"dinov2-s{Path(init).suffix}").name
-    words = ("--checkpoint", checkpoint, "--image-size", "56", "--out", page.name)
+    words = ("--checkpoint", local_name(work, init), "--image-size", "56", "--out", page.name)
     run(page, "data", "check", "digits", *words, folder=work, statuses=(0, 1))
     screenshot(page, "suspicious", height=900)
+
+
+def page(work: Path, init: str) -> None:
+    """The page of `vitreous serve` with one of its example images."""
+    words = ("serve", local_name(work, init), "--port", "8123", "--image-size", "224")
+    server = subprocess.Popen([sys.executable, "-m", "vitreous", *words], cwd=work)
+    try:
+        for _ in range(100):
+            with suppress(OSError), urllib.request.urlopen("http://127.0.0.1:8123/readyz"):
+                break
+            time.sleep(0.5)
+        view = "image=lighthouse&map=similarity&layer=12&at=0.66,0.45"
+        screenshot(f"http://127.0.0.1:8123/#{view}", "page", height=760, width=1280, seconds=20)
+    finally:
+        server.terminate()
 
 
 def segment(work: Path, init: str) -> None:
@@ -93,7 +110,7 @@ def mae(work: Path, init: str) -> None:
     join([work / "mae" / "reconstructions.png"], "mae", height=420)
 
 
-PICTURES = {one.__name__: one for one in (report, explain, features, suspicious, segment, mae)}
+PICTURES = {one.__name__: one for one in (page, report, explain, features, suspicious, segment, mae)}
 
 
 # ---- Runs ------------------------------------------------------------------------------------------------------------
@@ -104,6 +121,11 @@ def digits_run(work: Path) -> Path:
     demo = work / "runs" / "demo"
     run(demo / "explained", "demo", folder=work)
     return demo
+
+
+def local_name(work: Path, init: str) -> str:
+    """Return a name of the checkpoint for pictures, without the folders of this machine."""
+    return init if init == "dinov2-s" else shutil.copy(init, work / f"dinov2-s{Path(init).suffix}").name
 
 
 def run(result: Path, *words: object, folder: Path | None = None, statuses: Sequence[int] = (0,)) -> None:
@@ -133,14 +155,16 @@ def plant_errors(folder: Path) -> None:
 # ---- Pictures --------------------------------------------------------------------------------------------------------
 
 
-def screenshot(page: Path, name: str, height: int) -> None:
-    """Save the top of an HTML page."""
+def screenshot(page: Path | str, name: str, height: int, width: int = 1000, seconds: float = 0.5) -> None:
+    """Save the top of a page, some seconds after it was opened."""
     with sync_playwright() as playwright:
         chromium = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1000, "height": height})
-        tab.goto(page.resolve().as_uri())
-        tab.wait_for_timeout(500)
+        tab = browser.new_page(viewport={"width": width, "height": height})
+        tab.goto(page if isinstance(page, str) else page.resolve().as_uri())
+        tab.wait_for_timeout(1000 * seconds)
+        for button in tab.locator("#language").all():
+            button.evaluate("(node) => (node.hidden = true)")  # its font may be missing
         data = tab.screenshot()
         browser.close()
     save(Image.open(io.BytesIO(data)), name)
