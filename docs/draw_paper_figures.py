@@ -69,6 +69,18 @@ def pet(pattern: str, size: int = 224, number: int = 0) -> tuple[Tensor, np.ndar
     return normalise(unit, dinov2().config.preprocessing), pixels
 
 
+@torch.no_grad()
+def attention_from(images: Tensor, layer: int, query: int) -> Tensor:
+    """Return the attention of one token to all patches in each head: [heads, rows, columns]."""
+    model = dinov2()
+    weights = model.attention(images, [layer])[0][0, :, query]
+    return weights[:, model.prefix.length :].reshape(-1, 16, 16)
+
+
+def patch_token(row: int, column: int) -> int:
+    return dinov2().prefix.length + 16 * row + column
+
+
 @cache
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return training images and labels, and test images and labels, at 16 x 16 pixels with values in [-1, 1]."""
@@ -188,8 +200,8 @@ def gridded(pixels: np.ndarray, patch: int) -> np.ndarray:
 def locality() -> None:
     """Attention of one patch in the first, a middle and the last layer: the mean over heads."""
     images, pixels = pet(BEAGLE)
-    query, run = (6, 8), capture(dinov2(), images)
-    maps = [run.on_grid(run.attention_from(layer, query).mean(dim=1))[0] for layer in (0, 3, 7, 11)]
+    query = (6, 8)
+    maps = [attention_from(images, layer, patch_token(*query)).mean(dim=0) for layer in (0, 3, 7, 11)]
     drawn = [overlay(pixels, values.clamp(max=values.flatten().quantile(0.98)), query) for values in maps]
     save("locality", row([pixels, *drawn], ["image", "layer 1", "layer 4", "layer 8", "layer 12"]))
 
@@ -237,9 +249,9 @@ def positions() -> None:
 def heads() -> None:
     """Attention of one patch in each head of two layers."""
     images, pixels = pet(BEAGLE)
-    query, run, drawn, titles = (6, 8), capture(dinov2(), images), [], []
+    query, drawn, titles = (6, 8), [], []
     for layer in (1, 9):
-        maps = run.on_grid(run.attention_from(layer, query))[0]
+        maps = attention_from(images, layer, patch_token(*query))
         drawn += [overlay(pixels, values.clamp(max=values.flatten().quantile(0.99)), query) for values in maps]
         titles += [f"layer {layer + 1}, head {head + 1}" for head in range(6)]
     save("heads", row(drawn, titles, columns=6))
@@ -249,13 +261,16 @@ def heads() -> None:
 def residual_stream() -> None:
     """Length of the tokens, and of what attention and MLP add to them, in each layer."""
     images, _ = pet(BEAGLE)
-    run, model = capture(dinov2(), images), dinov2()
-    terms = model.position.attend(run.layout, images.device)
+    model = dinov2()
+    tokens, layout = model.embed(*model.patchify(images))
+    terms = model.position.attend(layout, images.device)
     lengths: dict[str, list[float]] = {"tokens before the layer": [], "added by attention": [], "added by the MLP": []}
-    for before, after, block in zip(run.states, run.states[1:], model.encoder.blocks, strict=False):
-        attended = block.attention_scale(block.attention(block.attention_norm(before), terms))
-        for name, value in zip(lengths, (before, attended, after - before - attended), strict=True):
+    for block in model.encoder.blocks:
+        attended = block.attention_scale(block.attention(block.attention_norm(tokens), terms))
+        after = block(tokens, terms)
+        for name, value in zip(lengths, (tokens, attended, after - tokens - attended), strict=True):
             lengths[name].append(value.norm(dim=-1).mean().item())
+        tokens = after
     figure, axis = plt.subplots(figsize=(7, 3.2))
     for name, values in lengths.items():
         axis.plot(range(1, 13), values, marker="o", label=name)
@@ -407,7 +422,7 @@ def rollout() -> None:
     for pattern in (BEAGLE, PUG, SIAMESE):
         images, pixels = pet(pattern)
         run = capture(dinov2(), images)
-        last = run.on_grid(run.attention_from(11).mean(dim=1))[0]
+        last = attention_from(images, 11, 0).mean(dim=0)
         spread = rollout_map(run)[0]
         drawn += [pixels, overlay(pixels, last.clamp(max=last.flatten().quantile(0.98)))]
         drawn.append(
@@ -540,8 +555,7 @@ def components() -> None:
 def registers() -> None:
     """Attention of the class token and of the four registers in the last layer."""
     images, pixels = pet(BEAGLE)
-    run = capture(dinov2(), images)
-    maps = [run.on_grid(run.attention_from(11, token).mean(dim=1))[0] for token in range(5)]
+    maps = [attention_from(images, 11, token).mean(dim=0) for token in range(5)]
     drawn = [overlay(pixels, values.clamp(max=values.flatten().quantile(0.98))) for values in maps]
     save("registers", row([pixels, *drawn], ["image", "class token", *(f"register {i}" for i in range(1, 5))]))
 
