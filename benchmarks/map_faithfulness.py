@@ -26,11 +26,11 @@ from vitreous.explanation.rollout_relevance_occlusion import (
     random_faithfulness,
 )
 from vitreous.inference.engine import model_input
-from vitreous.model.options import Conditional, GlobalAverage, Preprocessing
+from vitreous.model.options import Conditional, GlobalAverage
 from vitreous.model.protocol import Model
 from vitreous.training import Augment, Optim
 
-GREY = {"channels": 1, "patch_size": (1, 1), "preprocessing": Preprocessing((0.5,), (0.5,))}
+GREY = {"channels": 1, "patch_size": (1, 1)}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Swin": ("Swin-Ti/2", {**GREY, "width": 48, "depths": (2, 4), "stage_heads": (3, 6), "window": (4, 4)}),
     "ViT": (

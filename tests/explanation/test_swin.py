@@ -74,7 +74,7 @@ def dense_merge(grid: tuple[int, int]) -> Tensor:
 
 
 def shares(module: PatchMerging, tokens: Tensor, grid: tuple[int, int], merged: Tensor) -> Tensor:
-    """Divide merged tokens among their patches by gradient times part: [b, m, n], computed patch by patch."""
+    """Divide merged tokens among their patches, half of them by gradient times part: [b, m, n], patch by patch."""
     (gh, gw), (b, n, d) = grid, tokens.shape
     columns, rest = -(-gw // 2), merged.detach().clone()
     found = torch.zeros(b, merged.shape[1], n)
@@ -103,7 +103,7 @@ def shares(module: PatchMerging, tokens: Tensor, grid: tuple[int, int], merged: 
                 found[:, at, index] = (part * merged.grad[:, at]).sum(dim=1).clamp_min(0).detach()
     torch.testing.assert_close(rest, torch.zeros_like(rest), atol=1e-4, rtol=0)  # nothing is lost
     total = found.sum(dim=-1, keepdim=True)
-    return torch.where(total > 0, found / total, dense_merge(grid))
+    return (torch.where(total > 0, found / total, dense_merge(grid)) + dense_merge(grid)) / 2
 
 
 def merges(captured: CapturedForward) -> list[Tensor | None]:
