@@ -122,6 +122,8 @@ def test_the_whole_page_is_translated_to_chinese(open_page: Any, site: str) -> N
         "Space",
         "Tab",
         "softmax",
+        "HTTP",
+        "API",
         "rollout",
         "logit",
         "lens",

@@ -28,6 +28,7 @@ class App {
   async start() {
     translatePage();
     byId("privacy").textContent = t(source.privacy);
+    byId("api").hidden = !source.hasApi;
     this.walk = new Walk(this);
     this.header = new Header(this);
     try {

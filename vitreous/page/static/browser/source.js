@@ -19,6 +19,7 @@ export const source = {
   privacy: "stays-in-browser", // key of the text that says where images go
   switches: false, // parts of the model can be switched off
   weightBytes: 4, // size of an attention weight
+  hasApi: false,
 
   /** Returns the model, the examples and the example to show first. The weights are loaded in the background. */
   async start() {

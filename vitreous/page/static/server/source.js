@@ -22,6 +22,7 @@ export const source = {
   privacy: "stays-here", // key of the text that says where images go
   switches: true, // parts of the model can be switched off
   weightBytes: 1, // size of an attention weight
+  hasApi: true, // also described at /docs
 
   /** Returns the models, the examples and the example to show first, if any. */
   async start() {

@@ -77,6 +77,7 @@ export const en = {
   "tabs": "More about the model", "tab-position": "Positions", "tab-filters": "Filters", "tab-lens": "Logit lens",
   "loading-position": "Comparing positions", "loading-filters": "Computing filter components", "loading-lens": "Predicting after each layer",
   "position-hint": "Each small map shows how similar one position is to all others. The model learned the rows and columns from data.",
+  "position-hint-fixed": "Each small map shows how similar one position is to all others. The positions of this model are computed, not learned.",
   "position-label": "Cosine similarity of each position to all others, one map per position",
   "position-one": "Row {row}, column {column}: cosine similarity from {low} to {high}",
   "filters-hint": "The first principal components of the patch projection.", "filters-label": "{count} patch filters",

@@ -77,6 +77,7 @@ export const zh = {
   "tabs": "更多模型信息", "tab-position": "位置编码", "tab-filters": "滤波器", "tab-lens": "逐层预测（logit lens）",
   "loading-position": "正在比较位置编码", "loading-filters": "正在计算滤波器的主成分", "loading-lens": "正在逐层预测",
   "position-hint": "每张小图显示一个位置与其他所有位置的相似度。其中的行列结构是模型从数据中学到的。",
+  "position-hint-fixed": "每张小图显示一个位置与其他所有位置的相似度。该模型的位置编码由公式算出，而不是学到的。",
   "position-label": "每个位置与其他所有位置的余弦相似度，各一张图",
   "position-one": "第 {row} 行第 {column} 列：余弦相似度从 {low} 到 {high}",
   "filters-hint": "图像块投影矩阵的前几个主成分。", "filters-label": "{count} 个图像块滤波器",

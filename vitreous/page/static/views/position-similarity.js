@@ -10,6 +10,8 @@ import { short, t } from "../text/translate.js";
 import { set } from "../app/view-state.js";
 import { patchAt, placeOf } from "../image/patch-geometry.js";
 
+const FIXED = ["sincos", "rotary"]; // positions that are computed, not learned
+
 export class PositionSimilarity {
   constructor(model) {
     this.model = model;
@@ -43,7 +45,7 @@ export class PositionSimilarity {
 
   translate() {
     this.drawn = null;
-    this.about.textContent = t("position-hint");
+    this.about.textContent = t(FIXED.includes(this.model.position) ? "position-hint-fixed" : "position-hint");
     this.canvas.setAttribute("aria-label", t("position-label"));
   }
 
