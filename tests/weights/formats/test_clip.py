@@ -202,3 +202,16 @@ def test_models_without_a_counterpart_are_rejected(
     assert isinstance(model.config.pool, ClassToken | AttentionPool)
     with pytest.raises(UnsupportedByFormat, match=message):
         vitreous.save(model, tmp_path / "x", format="open_clip")
+
+
+OTHER_FORMATS = {"google": ".npz", "big_vision": ".npz", "torchvision": ".pth", "dinov2": ".pth", "mae": ".pth"}
+OTHER_FORMATS |= {"lucidrains": ".pth", "paddle": ".pdparams", "paddlevit": ".pdparams"}
+
+
+@pytest.mark.parametrize("format", OTHER_FORMATS)
+def test_other_formats_reject_the_parts_of_clip(format: str, tmp_path: Path) -> None:
+    model = vitreous.create("CLIP-B/32", image_size=32, overrides={"depth": 1, "width": 48, "mlp_width": 8})
+    with pytest.raises(UnsupportedByFormat) as error:
+        vitreous.save(model, tmp_path / f"x{OTHER_FORMATS[format]}", format=format, lossy=True)
+    for part in ("pre_norm", "requires patch_bias", "projection"):
+        assert part in str(error.value)
