@@ -15,6 +15,7 @@ from parity import check_close, check_identical, noisy
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import (
+    SIGLIP,
     AttentionPool,
     ClassToken,
     Gelu,
@@ -33,7 +34,6 @@ from vitreous.weights.io.errors import BadCheckpoint
 NATIVE, OTHER = (32, 32), (40, 24)
 BLOCKS = "Transformer/encoderblock"
 CROP = Preprocessing(crop_fraction=0.875, interpolation="bilinear")
-SQUASH = Preprocessing(fit="squash", interpolation="bilinear")
 NO_ENTRY = Learned1d(prefix_entries=False)
 AVERAGE = ViTConfig(
     image_size=NATIVE,
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "class token with a position": ({"class_token": True, "pool": ClassToken()}, {}),
     "MAP": ({"pool": AttentionPool()}, {"class_token": False, "global_pool": "map"}),
     "MAP, no head": (
-        {"pool": AttentionPool(), "num_classes": 0, "preprocessing": SQUASH},
+        {"pool": AttentionPool(), "num_classes": 0, "preprocessing": SIGLIP},
         {"class_token": False, "global_pool": "map", "num_classes": 0},
     ),
 }

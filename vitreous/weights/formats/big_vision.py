@@ -12,7 +12,16 @@ from torch import Tensor
 
 from vitreous.common.checks import as_size
 from vitreous.model.config import ViTConfig
-from vitreous.model.options import AttentionPool, ClassToken, Gelu, GlobalAverage, Learned1d, Preprocessing, SinCos2d
+from vitreous.model.options import (
+    SIGLIP,
+    AttentionPool,
+    ClassToken,
+    Gelu,
+    GlobalAverage,
+    Learned1d,
+    Preprocessing,
+    SinCos2d,
+)
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.google import NUMBERED_BY_TYPE, FlaxFormat, attention_rows, mlp, norm, renumbering
 from vitreous.weights.formats.mapping import Row, position_table, row
@@ -52,8 +61,7 @@ class BigVision(FlaxFormat):
         builder.set(pool=ClassToken() if builder.fields["class_token"] else averaged)
         builder.default("big_vision default", norm_eps=self.norm_eps, mlp=Gelu(self.gelu))
         if pooled and not builder.fields["num_classes"]:
-            squash = Preprocessing(fit="squash", interpolation="bilinear")
-            builder.assume("SigLIP default (resize to a square)", preprocessing=squash)
+            builder.assume("SigLIP default (resize to a square)", preprocessing=SIGLIP)
         else:
             crop = Preprocessing(crop_fraction=0.875, interpolation="bilinear")
             builder.assume("big_vision default for classifiers (resize to 256, crop to 224)", preprocessing=crop)
