@@ -143,7 +143,7 @@ def test_keys_play_step_and_leave(open_page: Any, site: str) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Pause")).to_be_visible()  # it starts to play
     page.keyboard.press("Space")
-    expect(page.get_by_role("button", name="Play")).to_be_visible()
+    expect(page.get_by_role("button", name="Play", exact=True)).to_be_visible()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#walk h2")).to_be_focused()
     shown = page.locator("#walk").get_attribute("data-step")
@@ -188,7 +188,11 @@ def test_pointing_at_a_number_shows_it(open_page: Any, site: str) -> None:
 
 def test_a_phone_shows_all_of_it(open_page: Any, site: str) -> None:
     page = walking(open_page, site, viewport={"width": 390, "height": 844}, has_touch=True)
-    for place in (page.locator("#walk canvas"), page.get_by_role("button", name="Play"), page.locator("#walk h2")):
+    for place in (
+        page.locator("#walk canvas"),
+        page.get_by_role("button", name="Play", exact=True),
+        page.locator("#walk h2"),
+    ):
         box = place.bounding_box()
         assert box is not None
         assert box["x"] >= 0
