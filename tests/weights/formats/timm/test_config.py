@@ -89,7 +89,7 @@ def test_architecture_names_determine_heads_and_gelu() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224", "vit_small_patch16_rope_ape_224"])
+@pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224", "vit_pe_spatial_tiny_patch16_512"])
 def test_architectures_with_ambiguous_tensors_are_rejected(name: str, tmp_path: Path) -> None:
     torch.save(import_timm().create_model(name, depth=1).state_dict(), tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))

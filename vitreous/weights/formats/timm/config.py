@@ -44,7 +44,7 @@ SIZES = {
 SIZE = "|".join(size for sizes in SIZES.values() for size in sizes)
 WORD = (
     r"patch\d+|\d{3}|\d+x\d|r\d*|s\d+|p\d+|resnet\d+d|mci|reg\d+|gap|map|distilled|plus|xp|miil"
-    r"|clip|quickgelu|siglip|dinov2|dinov3|qkvb|tipsv2|rpn|rope|mixed|ape"
+    r"|clip|quickgelu|siglip|dinov2|dinov3|qkvb|lingbot|tipsv2|rpn|rope|mixed|ape"
 )
 ARCHITECTURE = re.compile(
     rf"(?:vit|deit3?|eva(?:02)?)_(?P<size>{SIZE})(?:_(?:{WORD}))+|flexivit_(?P<flexible>small|base|large)|test_vit[234]?"

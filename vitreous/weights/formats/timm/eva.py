@@ -61,6 +61,7 @@ AXIAL = Family("cat", 100.0, x_first=True, preprocessing=_timm(options.IMAGENET,
 MIXED = Family("mixed", 10.0, x_first=True, preprocessing=_timm(options.IMAGENET, 0.9))
 FAMILIES = {
     r"vit_.*_dinov3(_qkvb)?": DINOV3,
+    r"vit_.*_lingbot": dataclasses.replace(DINOV3, pool=options.ClassToken(), image_size=512),
     r"eva02_(tiny|small|base|large)_.*": EVA02,
     r"eva_giant_.*": EVA,
     r"vit_.*_rope_reg\d+_gap_\d+": AVERAGED,
@@ -266,6 +267,8 @@ def _architecture(state: StateDict) -> str:
 def _check_parts(state: StateDict, architecture: str) -> None:
     """Raise BadCheckpoint if the model has unsupported parts."""
     parts = [part for pattern, part in PARTS.items() if any(re.search(pattern, name) for name in state.tensors)]
+    if f"{BLOCK}.norm1.bias" not in state.tensors:
+        parts.append("norms without a bias, such as RMSNorm in Sapiens2")
     if has_norms_after(state):
         parts.append("norms after the layers instead of before them (norm1 follows attn), as in EVA02-CLIP-E")
     known = f" ({architecture})" if architecture else ""
