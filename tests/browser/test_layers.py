@@ -1,4 +1,4 @@
-"""Playing the layers of a map, saving it, and the nearest images of a gallery."""
+"""Playing the layers of a map, saving it, the nearest images of a gallery, and a second image."""
 
 import io
 import re
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from browser.actions import answered, attention, drop, expect_legend, hover, sample_image, sent, settled
+from browser.actions import answered, ask, attention, drop, expect_legend, hover, sample_image, sent, settled
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -78,3 +78,18 @@ def test_an_encoder_shows_the_nearest_images_and_patches(open_page: Any, site: s
     page.mouse.up()
     expect(page.locator(".gallery")).to_contain_text("most similar to the pinned one")
     expect(nearest.first).to_contain_text("1.png")
+
+
+def test_a_second_image_shows_the_matches_of_a_patch(open_page: Any, site: str) -> None:
+    page = open_page(site)
+    drop(page, sample_image())
+    answered(page)
+    second = {"name": "second.png", "mimeType": "image/png", "buffer": sample_image(seed=4)}
+    page.locator(".pair input[type=file]").set_input_files(second)
+    hover(page, 1, 6)
+    first, other = (sent(site, sample_image(seed=seed))["id"] for seed in (0, 4))
+    data = ask(f"{site}/v1/images/{first}/matches/{other}?model=birds")
+    best = int(np.frombuffer(data, np.uint8).reshape(48, 48)[1 * 8 + 6].argmax())
+    expect(page.locator(".pair")).to_contain_text(f"Best match: row {best // 8 + 1}, column {best % 8 + 1}")
+    page.locator(".pair").get_by_label("Show").select_option("pca")
+    expect(page.locator(".pair")).to_contain_text("principal components of the patches of both")

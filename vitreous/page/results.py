@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from vitreous.explanation.attention_and_logit_lens import (
     no_step,
 )
 from vitreous.explanation.draw import Box, model_region
-from vitreous.explanation.pca_and_similarity import component_map, cosines, position_similarity
+from vitreous.explanation.pca_and_similarity import component_map, cosines, pca_colours, position_similarity
 from vitreous.explanation.rollout_relevance_occlusion import Faithfulness, Fusion, rollout_map
 from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import familiarity_ranks
@@ -221,6 +222,20 @@ def signed_bytes(values: Float[Tensor, "*shape"]) -> UInt8[np.ndarray, "*shape"]
     [0, 128, 255]
     """
     return ((values + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+
+
+def match_bytes(first: CapturedForward, second: CapturedForward, layer: int) -> UInt8[np.ndarray, "n n"]:
+    """Encode the cosine similarity of each patch of an image and each patch of another one."""
+    a, b = (F.normalize(captured.features(layer).patches[0].float(), dim=-1) for captured in (first, second))
+    return signed_bytes(a @ b.T)
+
+
+def joint_components(first: CapturedForward, second: CapturedForward, layer: int) -> dict[str, Any]:
+    """Return three principal components of the patches of two images, so that a colour means the same in both."""
+    patches = [captured.features(layer).patches[0] for captured in (first, second)]
+    gh, gw = first.layers[layer].layout.grid
+    colours = pca_colours(torch.cat(patches), (2 * gh, gw)).reshape(2, -1)
+    return {"grid": [gh, gw], "first": rounded(colours[0]), "second": rounded(colours[1])}
 
 
 def position_bytes(model: Model) -> UInt8[np.ndarray, "n n"] | None:

@@ -91,6 +91,7 @@ Neighbour = shape(
     grid=list[int] | None,
 )  # fmt: skip
 Effects = shape("Effects", target=ClassName, heads=list[list[float]])
+JointPca = shape("JointPca", grid=list[int], first=list[float], second=list[float])
 Neighbours = shape("Neighbours", images=many(Neighbour))
 Changed = shape("Changed", predictions=many(Class), probabilities=dict[str, float])
 

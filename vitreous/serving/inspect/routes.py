@@ -41,6 +41,7 @@ def router(service: InspectService, settings: Settings) -> APIRouter:
     images = APIRouter(dependencies=[Depends(off_parameter)])
     add_image_routes(images, service, settings)
     add_layer_routes(images, service)
+    add_pair_routes(images, service)
     add_gallery_routes(images, service)
     add_map_routes(images, service)
     api = APIRouter(tags=["page"], dependencies=[Depends(check_query)])
@@ -209,6 +210,48 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         """Return the attention distance of every head of every layer, in input pixels."""
         make = lambda session: results.distance(session.captured, session.step)  # noqa: E731
         return await service.respond(request, model, id, "distance", make, Priority.MEDIUM)
+
+
+# ---- Two images ----
+
+
+def add_pair_routes(api: APIRouter, service: InspectService) -> None:
+    @api.get(
+        "/v1/images/{id}/matches/{other}",
+        **named("getMatches", "Similarity of the patches of two images"),
+        responses=binary_response("uint8 [n, n]"),
+        response_class=Response,
+    )
+    async def matches(
+        request: Request, id: Id, other: Id, layer: schemas.AnyLayer = None, model: Model = None
+    ) -> Response:
+        """Return uint8 [n, n]. The cosine similarity of a patch and a patch of the other image is value / 127.5 - 1."""
+        inspected = service.model(model)
+        at, config = inspected.layer(layer), inspected.walkable.config
+        check_size(math.prod(config.grid) ** 2, "the similarity of the patches", math.prod(config.grid))
+
+        def make(session: Session) -> Payload:
+            values = results.match_bytes(session.captured, service.beside(session, other).captured, at)
+            return Payload(values.tobytes(), BYTES, values.shape)
+
+        return await service.respond(request, model, id, ("matches", other, at), make)
+
+    @api.get(
+        "/v1/images/{id}/joint_pca/{other}",
+        **named("getJointPca", "Principal components of the patches of two images"),
+        responses=json_response(schemas.JointPca, *MODEL_ERRORS),
+    )
+    async def joint_pca(
+        request: Request, id: Id, other: Id, layer: schemas.AnyLayer = None, model: Model = None
+    ) -> Response:
+        """Return the first three principal components of the patches of both images as red, green and blue."""
+        inspected = service.model(model)
+        at, _ = inspected.layer(layer), inspected.walkable
+        return await service.respond(
+            request, model, id, ("joint_pca", other, at),
+            lambda session: results.joint_components(session.captured, service.beside(session, other).captured, at),
+            Priority.MEDIUM,
+        )  # fmt: skip
 
 
 # ---- Images of the gallery ----

@@ -326,6 +326,13 @@ class InspectService:
         uncropped = None if whole is None else model_input(whole[None], device, how)
         return Session(inspected, pixels, (inspected.key, id), self.cache, step, uncropped)
 
+    def beside(self, session: Session, id: str) -> Session:
+        """Return the session of another uploaded image for the same model."""
+        image = self.images.get(id)
+        if image is None:
+            raise ApiError(404, "unknown_image", f"unknown or expired image {id[:40]!r}; upload the image again")
+        return self._session(session.inspected, image, id, session.step)
+
     async def respond_to_upload(
         self,
         request: Request,

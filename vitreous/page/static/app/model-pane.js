@@ -9,6 +9,7 @@ import { Faithfulness, TESTED } from "../views/faithfulness.js";
 import { AttentionDistance } from "../views/attention-distance.js";
 import { el } from "../widgets/dom.js";
 import { PatchEraser } from "../image/patch-eraser.js";
+import { SecondImage } from "../views/second-image.js";
 import { Neighbours } from "../views/neighbours.js";
 import { ModelFacts } from "../views/model-facts.js";
 import { Prefetch } from "./prefetch.js";
@@ -50,6 +51,7 @@ export class ModelPane {
     this.answer = new Predictions(model, () => app.erase(this, []));
     this.faithfulness = new Faithfulness();
     this.neighbours = new Neighbours(model);
+    this.second = new SecondImage(this);
     this.eraser = new PatchEraser(this);
     this.switches = new Switches(this);
     this.matrix = model.heads ? new HeadMatrix(model, (layer, head) => this.#press(layer, head)) : null;
@@ -94,13 +96,13 @@ export class ModelPane {
       el("div", { class: "heads-and-distance" }, this.matrix?.root, this.matrix ? this.distance.root : this.none),
       this.tabs.root,
     );
-    this.left = el("div", { class: "left" }, this.slot, image, this.answer.root, this.neighbours.root, this.faithfulness.root);
+    this.left = el("div", { class: "left" }, this.slot, image, this.answer.root, this.neighbours.root, this.second.root, this.faithfulness.root);
     return el("article", { class: "pane empty", "data-pane": this.number }, this.facts.root, this.left, this.inner);
   }
 
   translate() {
-    const { facts, mapList, controls, slider, save, switches, tokens, answer, neighbours, faithfulness, matrix, distance, tabs } = this;
-    for (const part of [facts, mapList, controls, slider, save, switches, tokens, answer, neighbours, faithfulness, matrix, distance, tabs]) part?.translate();
+    const { facts, mapList, controls, slider, save, switches, tokens, answer, neighbours, second, faithfulness, matrix, distance, tabs } = this;
+    for (const part of [facts, mapList, controls, slider, save, switches, tokens, answer, neighbours, second, faithfulness, matrix, distance, tabs]) part?.translate();
     this.none.textContent = t("no-attention");
     this.inside.textContent = t("inside");
     this.root.setAttribute("aria-label", this.model.id);
@@ -233,6 +235,7 @@ export class ModelPane {
     this.switches.draw(this.session);
     if (this.matrix) this.#inside(map);
     this.answer.draw();
+    this.second.draw();
     this.neighbours.draw(this.session, this.shown, (error) => this.app.fail(error));
     const test = TESTED.includes(map) ? this.session.known(`faithfulness/${map}`, this.tested) : null;
     this.faithfulness.draw(map, test, this.prefetch.failed(named(`faithfulness/${map}`, this.tested)));

@@ -50,6 +50,15 @@ export class ServerSession extends ImageSession {
   mask = () => this.#get("mask", (path) => getBytes(path, this.ending.signal));
   lens = () => this.#get("lens", (path) => getJson(path, this.ending.signal));
   distance = () => this.#get("distance", (path) => getJson(path, this.ending.signal));
+  matches = (other, layer) =>
+    this.#get(named(`matches/${other}`, { layer }), async (path) => {
+      const { buffer } = await getBytes(path, this.ending.signal);
+      return new Uint8Array(buffer);
+    });
+
+  jointPca = (other, layer) =>
+    this.#get(named(`joint_pca/${other}`, { layer }), (path) => getJson(path, this.ending.signal));
+
   effects = (target) => this.#get(named("effects", { target }), (path) => getJson(path, this.ending.signal));
   neighbours = (patch) => this.#get(named("neighbours", { patch }), (path) => getJson(path, this.ending.signal));
 

@@ -112,6 +112,13 @@ export const en = {
   "switch-effect": "drop in probability {effect}", "switch-effects": "Bars show how much the probability of the class drops without a head (red: rises). Largest: layer {layer}, head {head}, {effect}.",
   "erased-map": "This map is that of the image before patches were erased.",
 
+  // Second image
+  "pair": "Second image", "pair-example": "Example", "pair-view": "Show", "pair-matches": "matching patches", "pair-pca": "joint PCA", "pair-remove": "Remove",
+  "pair-hint": "Choose a second image to find the patches in it that match a patch of the first.",
+  "pair-point": "Point at a patch of the first image to see its matches.",
+  "pair-best": "Best match: row {row}, column {column} (cosine {similarity}).",
+  "pair-pca-about": "The principal components of the patches of both images; equal colours mean similar patches.",
+
   // Gallery
   "gallery": "Nearest images", "gallery-images": "Of {count} images of the gallery, those with the most similar features (cosine). Pin a patch to compare patches.",
   "gallery-patches": "Of {count} images of the gallery, those with the patch that is most similar to the pinned one (cosine).",
@@ -177,7 +184,7 @@ export const en = {
   "walk-answer-mean-text": "After the last layer, the {patches} patches are averaged and normalised. The head turns the result into scores for {classes} classes. Our patch is 1 of {patches}.",
   "walk-answer-attention-text": "After the last layer, one learned query attends to all tokens. The head turns the result into scores for {classes} classes.",
   "walk-answer-distilled-text": "After the last layer, one head reads the class token and another the distillation token. The answer is the mean of the two, for {classes} classes. Shown is the class token.",
-  "walk-answer-segment-text": "A decoder gives every patch a score for each of {classes} classes, enlarged to every pixel: the mask over the image.",
+  "walk-answer-segment-text": "A decoder gives every patch a score for each of {classes} classes, enlarged to every pixel: the mask over the image. At our patch: {label}.",
   "walk-answer-numbers-text": "The tokens are pooled into one vector, and the head turns it into the numbers that this model predicts.",
   "walk-answer-features-class-text": "After the last layer, the class token is normalised. Its numbers are the features of this image: this model has no classes.",
   "walk-answer-features-mean-text": "After the last layer, the {patches} patches are averaged. The result is the features of this image: this model has no classes.",

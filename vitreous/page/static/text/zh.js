@@ -112,6 +112,13 @@ export const zh = {
   "switch-effect": "概率下降 {effect}", "switch-effects": "条形表示关闭该头后类别概率下降多少（红色表示上升）。最大的是第 {layer} 层第 {head} 个头：{effect}。",
   "erased-map": "这张图是擦除图像块之前的结果。",
 
+  // 第二张图像
+  "pair": "第二张图像", "pair-example": "示例", "pair-view": "显示", "pair-matches": "匹配的图像块", "pair-pca": "联合 PCA", "pair-remove": "移除",
+  "pair-hint": "选择第二张图像，查找其中与第一张的图像块相匹配的图像块。",
+  "pair-point": "指向第一张图像的某个图像块，即可看到与它匹配的图像块。",
+  "pair-best": "最佳匹配：第 {row} 行第 {column} 列（余弦相似度 {similarity}）。",
+  "pair-pca-about": "两张图像所有图像块的主成分；颜色相同表示图像块相似。",
+
   // 图库
   "gallery": "最相似的图像", "gallery-images": "图库共 {count} 张图像，这里是特征最相似的几张（余弦相似度）。固定一个图像块即可比较图像块。",
   "gallery-patches": "图库共 {count} 张图像，这里是含有与所选图像块最相似的图像块的几张（余弦相似度）。",
@@ -177,7 +184,7 @@ export const zh = {
   "walk-answer-mean-text": "最后一层之后，{patches} 个图像块取平均并归一化，分类头把结果变成 {classes} 个类别的得分。我们的图像块是这 {patches} 个中的一个。",
   "walk-answer-attention-text": "最后一层之后，一个学到的查询关注所有词元，分类头把结果变成 {classes} 个类别的得分。",
   "walk-answer-distilled-text": "最后一层之后，两个分类头分别读取类别词元和蒸馏词元，取两者的平均得到 {classes} 个类别的结果。图中是类别词元。",
-  "walk-answer-segment-text": "解码器为每个图像块给出 {classes} 个类别的得分，再放大到每个像素，得到图像上的分割结果。",
+  "walk-answer-segment-text": "解码器为每个图像块给出 {classes} 个类别的得分，再放大到每个像素，得到图像上的分割结果。我们的图像块：{label}。",
   "walk-answer-numbers-text": "词元汇聚成一个向量，输出头把它变成该模型预测的数值。",
   "walk-answer-features-class-text": "最后一层之后，类别词元经过归一化，它的数值就是这张图像的特征。该模型没有类别。",
   "walk-answer-features-mean-text": "最后一层之后，{patches} 个图像块取平均，结果就是这张图像的特征。该模型没有类别。",

@@ -722,11 +722,12 @@ export class Stage {
   #mask() {
     const { context, data, image, motion } = this;
     const { seen, picture } = data.shown;
-    const scale = data.mask.width / picture.width;
+    const { pixels } = data.mask;
+    const scale = pixels.width / picture.width;
     context.globalAlpha = 0.65 * ease(motion, 0.3, 0.9);
     context.imageSmoothingEnabled = false;
     const box = [seen.left, seen.top, seen.width, seen.height].map((side) => side * scale);
-    context.drawImage(data.mask, ...box, image.x, image.y, image.w, image.h);
+    context.drawImage(pixels, ...box, image.x, image.y, image.w, image.h);
     context.globalAlpha = 1;
   }
 

@@ -173,7 +173,7 @@ export class Walk {
   async #mask(pane) {
     if (pane.model.task !== "segment") return null;
     await pane.prefetch.needMask();
-    return pane.prefetch.maskPixels ?? null;
+    return pane.prefetch.mask;
   }
 
   #show(data) {
@@ -302,7 +302,8 @@ export class Walk {
     set({ walk: step.name });
     const { model, shown, choice, tensors } = this.data;
     const values = valuesOf(model, shown, choice, tensors);
-    const named = { ...values, best: nameOfToken(values.best, model, shown) };
+    const label = this.data.mask?.classAt(placeOf(shown, choice.patch))?.label ?? "";
+    const named = { ...values, label, best: nameOfToken(values.best, model, shown) };
     this.count.textContent = t("walk-count", { number: index + 1, count: this.steps.length });
     this.title.textContent = t(`walk-${step.name}`, named);
     this.equation.replaceChildren(...formula(this.#equation(step.name)));
