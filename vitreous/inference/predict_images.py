@@ -192,7 +192,9 @@ def expand(arguments: Sequence[str]) -> list[Path]:
             for path in _expand_one(word, literal=argument == "-"):
                 found.setdefault(os.path.abspath(path), path)
     if not arguments:
-        raise BadValue("no images given: pass files, folders, globs, or - to read paths from standard input")
+        raise BadValue(
+            "no images given: after the checkpoint, pass files, folders, globs, or - to read paths from standard input"
+        )
     if not found:
         words = ", ".join(map(repr, arguments))
         extensions = ", ".join(f".{name}" for name in sorted(readable_extensions()))
