@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 
 import vitreous
 from command_line import CommandLine
-from doc_blocks import ROOT, Block, arguments, blocks, pages
+from doc_blocks import ROOT, Block, arguments, blocks, is_tutorial, pages
 from live_server import in_thread
 from optional_imports import import_transformers
 from vitreous.cli import main
@@ -31,7 +31,7 @@ from vitreous.training import run
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 OTHER_PROGRAMS = {"cd", "curl", "docker", "export", "hf", "kubectl", "mkdir", "ray", "rattler-build", "sbatch", "unzip"}
-TUTORIALS = [*sorted((ROOT / "docs" / "en" / "tutorials").glob("*.md")), ROOT / "docs" / "en" / "faq.md"]
+TUTORIALS = [path for path in pages() if is_tutorial(path)]
 PYTHON = [path for path in pages() if path not in TUTORIALS and any(b.language == "python" for b in blocks(path))]
 SHELL = [block for path in pages() for block in blocks(path) if block.language in ("bash", "sh")]
 

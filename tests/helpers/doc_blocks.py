@@ -6,7 +6,6 @@ A comment before a block states why it is not executed: `<!-- needs: GPU -->`, n
 import re
 import shlex
 import textwrap
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +42,11 @@ def pages(language: str = "en") -> list[Path]:
     return [ROOT / readme, *sorted((ROOT / "docs" / language).rglob("*.md"))]
 
 
+def is_tutorial(path: Path) -> bool:
+    """Return True for pages whose commands run, too."""
+    return path.parent.name == "tutorials" or path.name == "faq.md"
+
+
 def arguments(words: list[str]) -> list[str] | None:
     """Return the arguments of `vitreous` in a command that runs it, also in a container or on many GPUs."""
     if words[0] == "vitreous":
@@ -54,17 +58,18 @@ def arguments(words: list[str]) -> list[str] | None:
 
 
 def count() -> None:
-    """Print the number of pages, pictures, notebooks and code blocks of each language."""
+    """Print the number of pages, pictures, notebooks and examples. Chinese pages have the same code as English ones."""
     for language in ("en", "zh"):
         found = [block for path in pages(language) for block in blocks(path)]
-        kinds = Counter(block.language for block in found if not block.needs)
-        commands = [words for block in found if block.language in ("bash", "sh") for words in block.commands()]
+        python = [block for block in found if block.language == "python" and not block.needs]
+        shell = [block for block in found if block.language in ("bash", "sh")]
+        commands = [(block, words) for block in shell for words in block.commands() if arguments(words) is not None]
+        run = [words for block, words in commands if is_tutorial(block.path) and not block.needs]
         pictures = {name for path in pages(language) for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", path.read_text())}
         print(
             f"{language}: {len(pages(language)) - 1} pages, {len({Path(name).name for name in pictures})} pictures, "
-            f"{kinds['python']} Python blocks executed, {kinds['bash'] + kinds['sh']} shell blocks with "
-            f"{sum(arguments(words) is not None for words in commands)} vitreous commands checked, "
-            f"{sum(bool(block.needs) for block in found)} blocks marked as needing more than a bare machine"
+            f"{len(python)} Python blocks that run, {len(commands)} vitreous commands that are parsed, "
+            f"{len(run)} of them run; {sum(bool(block.needs) for block in found)} blocks marked as needing more"
         )
     print(f"{len(list((ROOT / 'docs').rglob('*.ipynb')))} notebooks")
 
