@@ -81,7 +81,11 @@ def test_outputs_equal_transformers_in_both_directions(name: str, tmp_path: Path
 
 def test_config_follows_the_files(tmp_path: Path) -> None:
     reference("CLIP with text").save_pretrained(tmp_path)
-    processor = {"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 32}
+    processor = {
+        "feature_extractor_type": "CLIPFeatureExtractor",
+        "size": 32,
+        "crop_size": 32,
+    }  # as OpenAI published it
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
     model = vitreous.load(tmp_path)
     config = model.config

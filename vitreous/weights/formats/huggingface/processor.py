@@ -62,7 +62,7 @@ def infer_preprocessing(state: StateDict, builder: ConfigBuilder, usual: str, pu
     document = read_json_object(file, BadCheckpoint)
     fields = JsonFields(file, document)
     processor = fields.get(str, "image_processor_type", fields.get(str, "feature_extractor_type", ""))
-    kind = next((kind for kind in DEFAULTS if processor.startswith(f"{kind}Image")), usual)
+    kind = next((kind for kind in DEFAULTS if processor.startswith((f"{kind}Image", f"{kind}Feature"))), usual)
     document = DEFAULTS[kind] | {key: value for key, value in document.items() if value is not None}
     preprocessing, size, differences = read_processor(file, document, shortest=kind in ("Bit", "CLIP"))
     if differences:
