@@ -1,4 +1,4 @@
-"""Playing the layers of a map, saving it, the nearest images of a gallery, and a second image."""
+"""Playing the layers of a map, saving it, the nearest images of a gallery, a second image, and two models."""
 
 import io
 import re
@@ -93,3 +93,15 @@ def test_a_second_image_shows_the_matches_of_a_patch(open_page: Any, site: str) 
     expect(page.locator(".pair")).to_contain_text(f"Best match: row {best // 8 + 1}, column {best % 8 + 1}")
     page.locator(".pair").get_by_label("Show").select_option("pca")
     expect(page.locator(".pair")).to_contain_text("principal components of the patches of both")
+
+
+def test_two_models_show_the_difference_of_their_maps(open_page: Any, site: str) -> None:
+    page = open_page(f"{site}/#model=birds,rotary")
+    drop(page, sample_image())
+    answered(page)
+    page.get_by_role("button", name="Difference").first.click()
+    expect(page.locator(".map-title").first).to_contain_text("minus rotary")
+    expect(page.locator(".map-title").last).to_contain_text("minus birds")
+    low, high = (page.locator(".legend").first.locator("span").nth(place).inner_text() for place in (0, 2))
+    assert float(low) == -float(high)
+    expect(page).to_have_url(re.compile("difference=1"))

@@ -27,6 +27,7 @@ import { unavailableReason, MapList } from "../image/map-list.js";
 import { LayerSlider } from "../image/layer-slider.js";
 import { SaveImage } from "../image/save-image.js";
 import { Switches, toggled } from "../views/switches.js";
+import { differenceOf } from "../image/map-difference.js";
 import { Tabs } from "../views/tabs.js";
 import { TokenList } from "../image/token-list.js";
 import { set, view } from "./view-state.js";
@@ -46,6 +47,7 @@ export class ModelPane {
     this.controls = new MapControls(number);
     this.tokens = new TokenList(model);
     this.slider = new LayerSlider(this);
+    this.differ = el("button", { type: "button", class: "toggle", onclick: () => set({ difference: !view.difference }) });
     this.save = new SaveImage(this);
     this.caption = new MapCaption(this);
     this.answer = new Predictions(model, () => app.erase(this, []));
@@ -84,7 +86,7 @@ export class ModelPane {
         this.caption.classes,
         this.tokens.root,
         el("div", { class: "row-of" }, this.controls.legend, this.controls.root),
-        el("div", { class: "row-of" }, this.slider.root, this.save.root),
+        el("div", { class: "row-of" }, this.slider.root, this.differ, this.save.root),
       ),
       this.mapList.root,
     );
@@ -105,6 +107,8 @@ export class ModelPane {
     for (const part of [facts, mapList, controls, slider, save, switches, tokens, answer, neighbours, second, faithfulness, matrix, distance, tabs]) part?.translate();
     this.none.textContent = t("no-attention");
     this.inside.textContent = t("inside");
+    this.differ.textContent = t("difference");
+    this.differ.title = t("difference-hint");
     this.root.setAttribute("aria-label", this.model.id);
     this.inner.setAttribute("aria-label", t("inside"));
   }
@@ -216,6 +220,19 @@ export class ModelPane {
     return { values: answer.values, kind, range: rangeOf(answer.values, kind) };
   }
 
+  /** The other pane, if it shows the same map of the same image. */
+  get compared() {
+    const other = this.app.panes.find((pane) => pane !== this);
+    return other?.shown && other.map === this.map ? other : null;
+  }
+
+  /** Returns the map or, if it is chosen, its difference from that of the other model. */
+  #displayed(map) {
+    const ours = this.found(map);
+    const theirs = view.difference && ours?.values ? this.compared?.found(map) : null;
+    return theirs?.values ? differenceOf(ours, this.shown, theirs, this.compared.shown) : ours;
+  }
+
   draw() {
     if (!this.shown) {
       this.tabs.draw(null, null, null, this.layer);
@@ -223,13 +240,15 @@ export class ModelPane {
     }
     this.root.classList.toggle("erasing", view.erasing);
     const map = this.map;
-    const found = map === "original" ? null : this.found(map);
+    const found = map === "original" ? null : this.#displayed(map);
     const erased = this.app.erasedIn(this);
     this.prefetch.load(map);
     this.imageCanvas.draw({ map: found, patch: patchOf(this.query, this.shown), pinned: Boolean(view.query?.place), erased });
     this.mapList.draw(this.shown, this.bitmap, map, (each) => (each === map ? found : this.found(each)));
     this.controls.draw(map, found);
     this.slider.draw(map);
+    this.differ.hidden = !this.compared || !found?.values;
+    this.differ.setAttribute("aria-pressed", String(view.difference));
     this.save.draw(map);
     this.imageCanvas.label(this.caption.draw(map, found));
     this.switches.draw(this.session);

@@ -13,7 +13,7 @@ export const TABS = ["position", "filters", "lens"];
 /**
  * @typedef {{models: string[], image: string | null, map: string | null, layer: number | null, head: number | "mean",
  *   query: any, opacity: number, smooth: boolean, target: number | null, fusion: string, discard: number,
- *   erased: number[], erasing: boolean, tab: string | null, check: boolean, walk: string | null, off: string[], switching: boolean}} View
+ *   erased: number[], erasing: boolean, tab: string | null, check: boolean, walk: string | null, off: string[], difference: boolean, switching: boolean}} View
  */
 
 /** @type {View} */
@@ -35,6 +35,7 @@ const DEFAULTS = {
   check: false,
   walk: null,
   off: [],
+  difference: false,
   switching: false,
 };
 
@@ -104,6 +105,7 @@ export function format(state) {
   put("tab", state.tab);
   if (state.check) put("check", 1);
   put("walk", state.walk);
+  if (state.difference) put("difference", 1);
   put("off", state.off.map((part) => shifted(part, 1)).join(","));
   return parts.toString().replaceAll("%2C", ",");
 }
@@ -141,6 +143,7 @@ export function parse(text) {
   const off = (parts.get("off") ?? "").split(",").filter((part) => /^([1-9]\d{0,3}(\.[1-9]\d{0,3})?|zero|shuffled)$/.test(part));
   state.off = off.map((part) => shifted(part, -1)).slice(0, 400);
   state.switching = off.length > 0;
+  state.difference = parts.get("difference") === "1";
   state.walk = /^[a-z]{1,20}$/.test(parts.get("walk") ?? "") ? parts.get("walk") : null;
   return state;
 }

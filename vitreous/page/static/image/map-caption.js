@@ -17,7 +17,7 @@ export class MapCaption {
   /** Returns the label for screen readers. */
   draw(map, found) {
     const { model, shown, prefetch } = this.pane;
-    const words = this.#title(map);
+    const words = this.#title(map, found);
     if (this.title.textContent !== words) this.title.textContent = words;
     const waiting = map !== "original" && !found ? t(`computing-${map}`) : null;
     this.#explain(map, prefetch.failure(map) ?? waiting);
@@ -26,7 +26,7 @@ export class MapCaption {
     return model.classifies ? `${label} ${t("canvas-keys")}` : label;
   }
 
-  #title(map) {
+  #title(map, found) {
     const { model, shown, query, layer, head, answer, prefetch } = this.pane;
     const parts = [t(`map-${map}`)];
     const region = map === "mask" && query.place ? prefetch.mask?.classAt(query.place) : null;
@@ -36,6 +36,8 @@ export class MapCaption {
       parts.push(t("layer-n", { layer: layer + 1 }));
     if (map === "attention") parts.push(head === "mean" ? t("mean-of-heads") : t("head-n", { head: head + 1 }));
     if (["relevance", "occlusion"].includes(map)) parts.push(answer.targetLabel);
+    if (view.difference && this.pane.compared && found?.kind === "signed" && map !== "occlusion")
+      parts.push(t("difference-from", { model: this.pane.compared.model.id }));
     return parts.join(" · ");
   }
 

@@ -112,6 +112,10 @@ export const en = {
   "switch-effect": "drop in probability {effect}", "switch-effects": "Bars show how much the probability of the class drops without a head (red: rises). Largest: layer {layer}, head {head}, {effect}.",
   "erased-map": "This map is that of the image before patches were erased.",
 
+  // Two models
+  "difference": "Difference", "difference-hint": "Show this map minus that of the other model, each divided by its largest value",
+  "difference-from": "minus {model}",
+
   // Second image
   "pair": "Second image", "pair-example": "Example", "pair-view": "Show", "pair-matches": "matching patches", "pair-pca": "joint PCA", "pair-remove": "Remove",
   "pair-hint": "Choose a second image to find the patches in it that match a patch of the first.",

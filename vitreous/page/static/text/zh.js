@@ -112,6 +112,10 @@ export const zh = {
   "switch-effect": "概率下降 {effect}", "switch-effects": "条形表示关闭该头后类别概率下降多少（红色表示上升）。最大的是第 {layer} 层第 {head} 个头：{effect}。",
   "erased-map": "这张图是擦除图像块之前的结果。",
 
+  // 两个模型
+  "difference": "差异", "difference-hint": "显示这张图减去另一个模型的图（各自除以最大值）",
+  "difference-from": "减去 {model}",
+
   // 第二张图像
   "pair": "第二张图像", "pair-example": "示例", "pair-view": "显示", "pair-matches": "匹配的图像块", "pair-pca": "联合 PCA", "pair-remove": "移除",
   "pair-hint": "选择第二张图像，查找其中与第一张的图像块相匹配的图像块。",
