@@ -58,12 +58,14 @@ if TYPE_CHECKING:
     from vitreous.weights.convert import convert as convert
     from vitreous.weights.create import create as create
     from vitreous.weights.formats.base import AssumptionWarning as AssumptionWarning
+    from vitreous.weights.formats.base import PartWarning as PartWarning
     from vitreous.weights.hub import push as push
     from vitreous.weights.load import load as load
     from vitreous.weights.load import save as save
 
 _HOMES = {
     "AssumptionWarning": "vitreous.weights.formats.base",
+    "PartWarning": "vitreous.weights.formats.base",
     "build": "vitreous.model.build",
     "calibrate": "vitreous.evaluation.calibrate_model",
     "Calibrated": "vitreous.evaluation.calibrate_model",

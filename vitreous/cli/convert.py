@@ -25,6 +25,7 @@ def convert(
     image_size: ImageSize = (),
     num_classes: int | None = None,
     set: tuple[str, ...] = (),
+    part: str | None = None,
     lossy: bool = False,
     check: bool = False,
 ) -> None:
@@ -35,12 +36,13 @@ def convert(
     Args:
         source: File or folder in any supported format, catalog name such as dinov2-s, or hf-hub:owner/name.
         target: Output folder, or a file ending in .safetensors, .pth, .npz or .pdparams.
-        to: Target format: vitreous, google, big_vision, timm, huggingface, torchvision, dinov2, mae, lucidrains,
-            paddle or paddlevit.
+        to: Target format: vitreous, google, big_vision, timm, huggingface, clip, torchvision, dinov2, dinov3, eva, mae,
+            lucidrains, microsoft, paddle or paddlevit.
         from_: Source format; detected by default.
         image_size: New image size. Position embeddings are resampled as in the source library.
         num_classes: Replace the head with a new head for this number of classes; 0 removes the head.
         set: Config fields that cannot be inferred from the weights, as field=JSON, e.g. --set num_heads=4
+        part: Part of a file with several models, e.g. state_dict or teacher.backbone.
         lossy: Write the model even if the target library computes slightly different outputs, e.g. with another GELU.
         check: Also run the other library, if it is installed. Print how much its outputs, and each stage of the
             converted model, differ from the original.
@@ -56,6 +58,7 @@ def convert(
         image_size=size,
         num_classes=num_classes,
         overrides=fields,
+        part=part,
         lossy=lossy,
         check=check,
     )

@@ -48,6 +48,7 @@ def convert(
     image_size: ImageSize | None = None,
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
+    part: str | None = None,
     lossy: bool = False,
     check: bool = False,
 ) -> Conversion:
@@ -55,14 +56,14 @@ def convert(
 
     target: A folder, or a file whose suffix selects the file type: .safetensors, .pth, .npz, .pdparams.
     to: The format to write, e.g. "vitreous", "timm", "huggingface", "google".
-    format, image_size, num_classes, overrides: Options for reading the source, as in `vitreous.load`.
+    format, image_size, num_classes, overrides, part: Options for reading the source, as in `vitreous.load`.
     lossy: Write the model even if the other library computes different outputs with the same weights.
     check: Also run the other library on the written checkpoint, if it is installed, and compare its outputs.
     """
     target = Path(target)
     if target.exists() and os.path.exists(source) and target.samefile(source):
         raise ValueError(f"{target} is both the source and the target; choose another target")
-    opened = open_checkpoint(source, format)
+    opened = open_checkpoint(source, format, part)
     model = opened.model(image_size, num_classes, overrides)
     save(model, target, to, lossy=lossy)
     provenance, losses, remarks = provenance_of(model), [], []

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +13,15 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 
 from vitreous.common.atomic_files import atomic_file, atomic_folder
-from vitreous.common.checks import BadValue, as_size, suggestion
+from vitreous.common.checks import BadValue, as_size, fail, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model import AnyConfig, Model, ResNet, ViT
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.options import Conditional
 from vitreous.weights.catalog import CATALOG, HUB_PREFIX
-from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, StateDict
-from vitreous.weights.formats.detect_format import canonical_name, format_for, identify, under
+from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Format, PartWarning, StateDict
+from vitreous.weights.formats.detect_format import canonical_name, format_for, identify, summary, under
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
 from vitreous.weights.hub import Snapshot, check_destination, download, push_saved
@@ -41,6 +42,8 @@ from vitreous.weights.native import (
 )
 
 ImageSize = int | Sequence[int]
+# Names, in several libraries, of the tensors of a text tower beside a vision tower.
+TEXT_TOWER = re.compile(r"(text_model|text|txt|token_embedding)([./ ]|$)")
 NATIVE = "use format='vitreous' (--to vitreous)"
 LEARNED_POSITIONS = (
     "Conditional positions are the default of `vitreous train` for few images; "
@@ -54,8 +57,11 @@ WRITTEN |= {OPEN_CLIP_CONFIG, "open_clip_model.safetensors"}
 # ---- Checkpoints in other formats ------------------------------------------------------------------------------------
 
 
-def find_tensors(path: Path, lazy: bool = False) -> StateDict:
-    """Open a weight file or folder. A file with a standard name is read together with the config.json beside it."""
+def find_tensors(path: Path, lazy: bool = False, part: str = "") -> StateDict:
+    """Open a weight file or folder. A file with a standard name is read together with the config.json beside it.
+
+    part: Dotted name of the part to open, such as "state_dict" or "teacher.backbone"; "" for the whole checkpoint.
+    """
     file = _weights_in(path) if path.is_dir() else path
     if not file.is_file():
         raise missing_checkpoint(path)
@@ -66,10 +72,15 @@ def find_tensors(path: Path, lazy: bool = False) -> StateDict:
     content = read_file(file, lazy)
     forget = content.forget if isinstance(content, Mapped) else lambda: None
     metadata = content.metadata if isinstance(content, Mapped) else content
-    tensors, inside = unwrapped(content, path)
+    tensors, inside, prefix = unwrapped(content, path, part)
     names = (metadata.get(key) for key in ("architecture", "arch"))  # timm's training script writes `arch`
     model_name = next((name for name in names if isinstance(name, str)), "")
-    return StateDict(path, tensors, config, forget, inside, model_name=model_name)
+    state = StateDict(path, tensors, config, forget, inside, model_name=model_name)
+    if not prefix:
+        return state
+    if not any(name.startswith(f"{prefix}.") for name in tensors):
+        raise BadCheckpoint(f"{path} has no part {part!r}; found {', '.join(summary(list(tensors))[:8])}")
+    return under(state, f"{prefix}.")
 
 
 def _weights_in(folder: Path) -> Path:
@@ -104,6 +115,7 @@ class ForeignCheckpoint:
 
     path: Path
     format: str | None
+    part: str = ""  # see `find_tensors`
     identified: tuple[Format, str] | None = None  # the format and the prefix of the model's tensors, once detected
 
     @cached_property
@@ -124,6 +136,9 @@ class ForeignCheckpoint:
         plan = self._plan(*self._open(), overrides, image_size, new_head=num_classes is not None)
         if plan.warning:
             warnings.warn(plan.warning, AssumptionWarning, stacklevel=4)  # points to the call of vitreous.load
+        if any(TEXT_TOWER.match(line) for line in plan.provenance.get("left_out", ())):
+            dropped = "also contains a text tower, which is not loaded"
+            warnings.warn(f"{plan.state.path} {dropped}", PartWarning, stacklevel=4)
         model, state = plan.blank, plan.state
         fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, plan.format.ignored))
         state.forget()  # free the pages of tensors that were combined into new tensors
@@ -131,7 +146,7 @@ class ForeignCheckpoint:
         return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
 
     def _open(self, lazy: bool = False) -> tuple[Format, StateDict]:
-        state = find_tensors(self.path, lazy)
+        state = find_tensors(self.path, lazy, self.part)
         self.identified = self.identified or identify(state, self.format)
         format, prefix = self.identified
         return format, under(state, prefix)
@@ -162,11 +177,12 @@ class ForeignCheckpoint:
         table = format.table(config)
         used = {name for row in table for name in row.theirs}
         dropped = [name for name in state.tensors if name not in used and matches(name, format.ignored)]
+        text = [name for name in dropped if TEXT_TOWER.match(name)]
         record = {
             "inside": list(opened.inside),
             "given": {field: to_dict(config)[field] for field in given},
             "assumed": builder.assumed,
-            "left_out": [*opened.ignored, *dropped],
+            "left_out": [*opened.ignored, *summary(text), *(name for name in dropped if name not in text)],
         }
         provenance: dict[str, Any] = {"origin": format.title, "format": format.name, "file": state.path.name}
         provenance |= {key: value for key, value in record.items() if value}
@@ -245,7 +261,7 @@ def is_hub(source: str | Path) -> bool:
     return str(source).startswith(HUB_PREFIX)
 
 
-def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint:
+def open_checkpoint(source: str | Path, format: str | None = None, part: str | None = None) -> Checkpoint:
     """Open a folder, file, catalog name or `hf-hub:owner/name[@revision]`. Detect the format unless it is given."""
     if format is not None:
         format = canonical_name(format)
@@ -253,8 +269,10 @@ def open_checkpoint(source: str | Path, format: str | None = None) -> Checkpoint
     path = Path(source) if snapshot is None else snapshot.folder
     native = not path.exists() or is_checkpoint(path) or (path.is_dir() and not any(path.iterdir()))
     if format == "vitreous" or (format is None and native):
+        if part:
+            fail("part", part, "None for a Vitreous checkpoint, which contains one model")
         return Checkpoint(NativeCheckpoint(path), snapshot)
-    return Checkpoint(ForeignCheckpoint(path, format), snapshot)
+    return Checkpoint(ForeignCheckpoint(path, format, part or ""), snapshot)
 
 
 def _download_pretrained(name: str) -> Snapshot | None:
@@ -277,6 +295,7 @@ def load(
     image_size: ImageSize | None = None,
     num_classes: int | None = None,
     overrides: Mapping[str, Any] | None = None,
+    part: str | None = None,
 ) -> Model:
     """Load a model in evaluation mode from a checkpoint in any format.
 
@@ -289,10 +308,12 @@ def load(
     num_classes: Replace the head with a new head for this number of classes; 0 removes the head.
     overrides: Config fields that change no shapes, such as `{"dropout": Dropout(hidden=0.1)}`. For other formats, also
         fields that cannot be inferred from the tensors, such as `num_heads`, or `image_size` for a non-square grid.
+    part: The part of a checkpoint with several models, such as "state_dict" (instead of averaged weights) or
+        "teacher.backbone". A text tower, which cannot be loaded, is dropped with a `PartWarning`.
 
     Fields that a file does not specify get default values, which are listed in a single `AssumptionWarning`.
     """
-    return open_checkpoint(source, format).model(image_size, num_classes, overrides)
+    return open_checkpoint(source, format, part).model(image_size, num_classes, overrides)
 
 
 def load_encoder(source: str | Path, image_size: ImageSize | None = None) -> ViT | ResNet:

@@ -57,9 +57,9 @@ def random_timm_model(seed: int = 0, **sizes: Any) -> Any:
     return noisy(import_timm().models.VisionTransformer(**{**SIZE, **sizes})).eval()
 
 
-def check_same(file: Path, reference: nn.Module) -> dict[str, Any]:
+def check_same(file: Path, reference: nn.Module, part: str | None = None) -> dict[str, Any]:
     """Check that a file loads as this model and return its provenance."""
-    loaded = vitreous.load(file)
+    loaded = vitreous.load(file, part=part)
     with torch.no_grad():
         torch.testing.assert_close(loaded(IMAGES), reference(IMAGES), rtol=1e-4, atol=1e-5)
     return provenance_of(loaded)
@@ -244,8 +244,30 @@ def test_transformers_model_with_a_loss_is_read(tmp_path: Path, own: str) -> Non
 def test_teacher_of_another_size_is_ambiguous(tmp_path: Path) -> None:
     whole = Training(model=random_timm_model(), teacher=random_timm_model(seed=1, embed_dim=128, num_heads=2))
     torch.save(whole.state_dict(), tmp_path / "x.pth")
-    with pytest.raises(BadCheckpoint, match=r"contains 2 models \(model, teacher\)"):
+    with pytest.raises(BadCheckpoint, match=r"contains 2 models \(model, teacher\). Choose one with part='model'"):
         vitreous.load(tmp_path / "x.pth")
+    check_same(tmp_path / "x.pth", whole.model, part="model")
+
+
+def test_part_chooses_among_several_models(tmp_path: Path) -> None:
+    """The averaged weights and the teacher are preferred, but any part can be loaded."""
+    plain, averaged = random_timm_model(1), random_timm_model(2)
+    torch.save({"state_dict": plain.state_dict(), "state_dict_ema": averaged.state_dict()}, tmp_path / "x.pth")
+    check_same(tmp_path / "x.pth", averaged)
+    assert check_same(tmp_path / "x.pth", plain, part="state_dict")["inside"] == ["state_dict"]
+    both = Training(student=Training(backbone=plain), teacher=Training(backbone=averaged))
+    torch.save({"state_dict": both.state_dict(), "epoch": 3}, tmp_path / "y.ckpt")
+    for part in ("student", "student.backbone", "state_dict.student", "state_dict.student.backbone"):
+        known = check_same(tmp_path / "y.ckpt", plain, part=part)
+        assert any(line.startswith("teacher.") for line in known["left_out"])
+    with pytest.raises(BadCheckpoint, match=r"has no part 'pupil'; found student\.\* .*teacher\.\*"):
+        vitreous.load(tmp_path / "y.ckpt", part="pupil")
+
+
+def test_part_is_rejected_for_a_vitreous_checkpoint(tmp_path: Path) -> None:
+    vitreous.save(vitreous.create("ViT-Ti/4", overrides={"depth": 1}), tmp_path / "m")
+    with pytest.raises(ValueError, match="part is 'head', but must be None for a Vitreous checkpoint"):
+        vitreous.load(tmp_path / "m", part="head")
 
 
 @pytest.mark.parametrize("settings", [{"lr": 3}, {"architecture": "vit_tiny_patch16_224"}], ids=str)

@@ -29,6 +29,10 @@ from vitreous.weights.io.errors import BadCheckpoint
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 
+class PartWarning(UserWarning):
+    """Warns that a checkpoint contains another model, which is not loaded."""
+
+
 class AssumptionWarning(UserWarning):
     """Warns that a checkpoint does not specify some config fields, so their usual values are assumed."""
 

@@ -116,9 +116,9 @@ def under(state: StateDict, prefix: str) -> StateDict:
     if not prefix:
         return state
     tensors = {name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)}
-    ignored = _summary([name for name in state.tensors if not name.startswith(prefix)], prefix)
+    ignored = summary([name for name in state.tensors if not name.startswith(prefix)], prefix)
     inside = (*state.inside, prefix.rstrip(".")) if ignored else state.inside
-    return dataclasses.replace(state, tensors=tensors, inside=inside, ignored=ignored)
+    return dataclasses.replace(state, tensors=tensors, inside=inside, ignored=(*state.ignored, *ignored))
 
 
 def _recognise(state: StateDict) -> Format | None:
@@ -184,17 +184,19 @@ def _choose(state: StateDict, models: Mapping[str, Mapping[str, Tensor]]) -> str
     for choice in (prefixes, averaged if all(each == shapes[0] for each in shapes) else []):
         if len(choice) == 1:
             return choice[0]
-    listed = ", ".join(shown(prefix.rstrip(".")) for prefix in prefixes[:4])
+    names = [shown(".".join((*state.inside, prefix.rstrip(".")))) for prefix in prefixes[:4]]
+    listed = ", ".join(names) + (", ..." if len(prefixes) > 4 else "")
+    command = f"vitreous convert SRC DST --to vitreous --part {names[0]}"
     raise BadCheckpoint(
-        f"{state.path} contains {len(prefixes)} models ({listed}{', ...' if len(prefixes) > 4 else ''}). "
-        "Save the model that you need in a separate file"
+        f"{state.path} contains {len(prefixes)} models ({listed}). "
+        f"Choose one with part={names[0]!r}, or convert it once with `{command}`"
     )
 
 
-def _summary(names: list[str], prefix: str) -> tuple[str, ...]:
+def summary(names: list[str], prefix: str = "") -> tuple[str, ...]:
     """Summarise the tensor names outside `prefix`, grouped up to the first part that differs from `prefix`.
 
-    >>> _summary(["model.head.weight", "model.head.bias", "loss.scale"], "model.backbone.")
+    >>> summary(["model.head.weight", "model.head.bias", "loss.scale"], "model.backbone.")
     ('model.head.* (2 tensors)', 'loss.scale')
     """
     path = prefix.split(".")

@@ -131,16 +131,19 @@ def type_name(value: object) -> str:
 # ---- Training script wrappers ---------------------------------------------------------------------------------------
 
 
-def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Find the tensors in a training checkpoint. Return the tensors and the keys that lead to them."""
+def unwrapped(value: Any, path: Path, part: str = "") -> tuple[dict[str, Tensor], tuple[str, ...], str]:
+    """Find the tensors in a training checkpoint.
+
+    Return the tensors, the keys that lead to them, and the rest of `part`, a dotted name that may start with such keys.
+    """
     if not isinstance(value, Mapping):
         raise BadCheckpoint(f"{path} must contain a dict of tensors, got {type_name(value)}")
-    found = _find_tensors(value)
+    found = _find_tensors(value, part)
     if found is None:
         first = list(value.items())[:5]
         keys = [shown(key) + (f" ({item.name})" if isinstance(item, Ignored) else "") for key, item in first]
         raise BadCheckpoint(f"{path} has no tensors under a known key; found {', '.join(keys) or 'no keys'}")
-    held, keys_to_it = found
+    held, keys_to_it, rest = found
     tensors: dict[str, Tensor] = {}
     for key, item in held.items():
         if isinstance(item, Tensor):
@@ -155,15 +158,20 @@ def unwrapped(value: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...
     for prefix in FLAX_PREFIXES:
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return tensors, keys_to_it
+    return tensors, keys_to_it, rest
 
 
-def _find_tensors(value: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], tuple[str, ...]] | None:
-    """Return the nested mapping that contains the tensors, and the keys that lead to it. Try WRAPPERS in order."""
-    for key in WRAPPERS:
-        if isinstance(inner := value.get(key), Mapping) and (found := _find_tensors(inner)):
-            return found[0], (key, *found[1])
-    return (value, ()) if any(isinstance(item, Tensor) for item in value.values()) else None
+def _find_tensors(value: Mapping[Any, Any], part: str) -> tuple[Mapping[Any, Any], tuple[str, ...], str] | None:
+    """Return the nested mapping that contains the tensors, the keys that lead to it, and the rest of `part`.
+
+    Keys at the start of `part` are followed first, then those of WRAPPERS, in order.
+    """
+    chosen = [key for key in value if isinstance(key, str) and f"{part}.".startswith(f"{key}.")]
+    for key in chosen or WRAPPERS:
+        rest = part[len(key) + 1 :] if chosen else part
+        if isinstance(inner := value.get(key), Mapping) and (found := _find_tensors(inner, rest)):
+            return found[0], (key, *found[1]), found[2]
+    return (value, (), part) if any(isinstance(item, Tensor) for item in value.values()) else None
 
 
 # ---- Writing ---------------------------------------------------------------------------------------------------------
