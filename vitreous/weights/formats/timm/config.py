@@ -77,6 +77,21 @@ def architecture_of(state: StateDict) -> str:
     return next((name for name in names if is_architecture(name, width)), "")
 
 
+# Architectures of timm's class `Eva`. All others in this file belong to `VisionTransformer`.
+EVA = re.compile(r"vit_.*_(dinov3|dinov3_qkvb|lingbot)|eva02_.*|eva_giant_.*|vit_.*_rope_.*")
+
+
+def is_eva(state: StateDict) -> bool:
+    """Return True for a checkpoint of timm's class `Eva`. rope_ape, which has DeiT-III's names, needs its name."""
+    names, block = state.tensors, "blocks.0"
+    own = (f"{block}.attn.q_bias", f"{block}.attn.q_proj.weight", "rope.freqs")
+    scaled = f"{block}.gamma_1" in names and "pos_embed" not in names
+    if scaled or any(name in names for name in own):
+        return True
+    patch = names.get("patch_embed.proj.weight")  # needed for the name
+    return patch is not None and patch.ndim == 4 and patch.numel() > 0 and bool(EVA.fullmatch(architecture_of(state)))
+
+
 def names_in(path: Path) -> list[str]:
     """Return parts of a path that may name a model: the file name, plus folder names if the file name is generic."""
     parts = [path.name]

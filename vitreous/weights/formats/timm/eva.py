@@ -19,7 +19,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import Row, concat, per_layer, position_table, row, rows
 from vitreous.weights.formats.rotary import GATE_AND_UP, has_neighbours, has_x_first, heads_order
-from vitreous.weights.formats.timm.config import TimmConfig, config_document, timm_preprocessing
+from vitreous.weights.formats.timm.config import TimmConfig, config_document, is_eva, timm_preprocessing
 from vitreous.weights.formats.timm.format import has_norms_after
 from vitreous.weights.formats.write_checks import (
     margin_differences,
@@ -87,11 +87,7 @@ class TimmEva(Format):
     supports = ("keys without a bias", "attention_output_norm", "SwiGLU with a norm")
 
     def confirms(self, state: StateDict) -> bool:
-        """Return False for timm's VisionTransformer, and for DeiT-III, whose original names are those of rope_ape."""
-        names = state.tensors
-        own = (f"{BLOCK}.attn.q_bias", f"{BLOCK}.attn.q_proj.weight", "rope.freqs")
-        scaled = f"{BLOCK}.gamma_1" in names and "pos_embed" not in names
-        return scaled or any(name in names for name in own) or _family(_architecture(state)) is not None
+        return is_eva(state)
 
     def normalise(self, state: StateDict) -> StateDict:
         tensors = dict(super().normalise(state).tensors)
@@ -108,7 +104,8 @@ class TimmEva(Format):
         return dataclasses.replace(state, tensors=tensors)
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
-        config, architecture, names = TimmConfig.of(state), _architecture(state), state.tensors
+        config, names = TimmConfig.of(state), state.tensors
+        architecture = config.architecture
         _check_parts(state, architecture)
         family = _family(architecture) or _assumed_family(state)
         width, channels, *patch = state.shape(PATCH, 4)
@@ -258,10 +255,6 @@ def _packs_gate(config: ViTConfig) -> bool:
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
-
-
-def _architecture(state: StateDict) -> str:
-    return TimmConfig.of(state).architecture if PATCH in state.tensors else ""
 
 
 def _check_parts(state: StateDict, architecture: str) -> None:

@@ -29,7 +29,14 @@ from vitreous.weights.formats.mapping import (
     row,
     rows,
 )
-from vitreous.weights.formats.timm.config import HYBRIDS, TimmConfig, is_architecture, timm_config, timm_preprocessing
+from vitreous.weights.formats.timm.config import (
+    HYBRIDS,
+    TimmConfig,
+    is_architecture,
+    is_eva,
+    timm_config,
+    timm_preprocessing,
+)
 from vitreous.weights.formats.write_checks import (
     margin_differences,
     missing_parts,
@@ -309,6 +316,9 @@ class Timm(TimmLayout):
     missing = ("other positions", "patch_norm", "head_dim", "qk_scale", "partial patches")
     supports = ("pre_norm", "patches without a bias", "truncate", "projection")
     ignored = (r"head\.(weight|bias)",)  # with projection=None, or num_classes=0
+
+    def confirms(self, state: StateDict) -> bool:
+        return not is_eva(state)
 
     def infer(self, state: StateDict, builder: ConfigBuilder, image_size: Any = None) -> None:
         config = TimmConfig.of(state)
