@@ -24,6 +24,7 @@ export class Stage {
     this.width = this.height = 0;
     this.narrow = false;
     this.strip = this.bars = this.image = this.bench = nowhere;
+    this.compared = [nowhere];
   }
 
   /** `data` has tensors, model, shown, bitmap, choice, steps, scenes, and mask if the model is a segmenter. */
@@ -71,6 +72,9 @@ export class Stage {
     const side = Math.min(bench.h * 0.58, bench.w * 0.5);
     this.large = { x: bench.x + (bench.w - side) / 2, y: bench.y + bench.h * 0.04, w: side, h: side };
     this.boxes.pixels[0].y = bench.y + bench.h * (narrow ? 0.78 : 0.8); // below the enlarged patch
+    const [query] = this.data.scenes.scores;
+    this.compared = this.#place([query, query, query, query]); // query, key, product, and a line for their sum
+    for (const name of ["scores", "bias"]) this.boxes[name] = [this.compared[0]];
     this.heat = null;
     this.tower = this.#towerBox();
     this.#prepareStrip();
@@ -491,7 +495,7 @@ export class Stage {
       const side = box.h * 1.7;
       this.#drawTile(row.token - this.prefix, { x: box.x + box.w + 16, y: box.y + box.h / 2 - side / 2, w: side, h: side }, alpha * label);
     }
-    if (row.size !== "tall" && label === 1 && reveal === 1 && box.h > 12 && !this.crowded(row)) this.#figures(row, box);
+    if (row.size !== "tall" && label === 1 && reveal === 1 && !this.narrow && !this.crowded(row)) this.#figures(row, box);
     context.globalAlpha = 1;
     this.hits.push({ kind: "vector", ...box, values: row.values, symbol: row.symbol, lines: image.height });
   }
@@ -619,9 +623,8 @@ export class Stage {
     const key = data.tensors.keys.data.subarray(token * e, (token + 1) * e);
     const product = Float32Array.from(query, (value, at) => value * key[at]);
     const [row] = data.scenes[this.name];
-    const [box] = this.boxes.query.slice(2);
-    const thickness = box.h;
-    const place = (at) => ({ ...this.boxes[this.name][0], y: this.boxes[this.name][0].y + at * (thickness + (this.narrow ? 30 : 46)) });
+    const thickness = this.compared[0].h;
+    const place = (at) => this.compared[at];
     const draw = (values, scale, symbol, at, op) => {
       this.textures.delete("compared");
       this.#drawRow({ key: "compared", symbol, values, scale, op, note: at === 1 ? nameOfToken(token, data.model, data.shown) : "" }, place(at));
@@ -630,10 +633,10 @@ export class Stage {
     draw(product, scaleOf(product), "q_i k_i", 2, "=");
     const sum = product.reduce((total, value) => total + value, 0);
     const { products, bias } = data.tensors;
-    const { y, h } = place(2);
+    const { y } = place(3);
     let words = `Σ q k = ${figure(sum)}   × ${short(data.model.walk.scale)} = ${figure(products.data[token])}`;
     if (bias && this.name === "bias") words = `${figure(products.data[token])} + B ${figure(bias.data[token])} = ${figure(products.data[token] + bias.data[token])}`;
-    this.#text(words, bench.x + 44, y + h + (this.narrow ? 26 : 40), { size: this.narrow ? 12 : 15, colour: colours.ink, mono: true });
+    this.#text(words, bench.x + 44, y, { size: this.narrow ? 12 : 15, colour: colours.ink, mono: true });
     const side = Math.min(thickness * 3.2, 74);
     if (token >= this.prefix && !this.narrow) {
       const { x, w } = place(1);
