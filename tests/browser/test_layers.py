@@ -14,6 +14,7 @@ from browser.actions import answered, ask, attention, drop, expect_legend, hover
 pytestmark = pytest.mark.xdist_group("browser")
 
 
+@pytest.mark.slow
 def test_the_slider_shows_each_layer_of_each_map(open_page: Any, site: str) -> None:
     page = open_page(site)
     drop(page, sample_image())
@@ -46,6 +47,7 @@ def test_playing_goes_through_the_layers(open_page: Any, site: str) -> None:
     expect(page.get_by_role("button", name="Play the layers")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_map_is_saved_as_png_and_its_layers_as_gif(open_page: Any, site: str) -> None:
     page = open_page(f"{site}/#image=balloon&layer=2")
     answered(page)

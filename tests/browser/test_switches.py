@@ -13,6 +13,7 @@ from browser.actions import answered, ask, bars, drop, percents, sample_image, s
 pytestmark = pytest.mark.xdist_group("browser")
 
 
+@pytest.mark.slow
 def test_heads_and_positions_are_switched_off(open_page: Any, site: str) -> None:
     page = open_page(site)
     drop(page, sample_image())

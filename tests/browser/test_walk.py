@@ -57,6 +57,7 @@ def tensors(site: str, layer: int, head: int, patch: int, data: bytes, model: st
     return load(ask(f"{site}/v1/images/{id}/walk?layer={layer}&head={head}&patch={patch}&model={model}"))
 
 
+@pytest.mark.slow
 def test_it_shows_the_numbers_of_the_chosen_patch_layer_and_head(open_page: Any, site: str) -> None:
     page = open_page(site, reduced_motion="reduce")
     drop(page, sample_image())
@@ -103,6 +104,7 @@ def test_another_layer_head_patch_or_image_has_its_own_numbers(open_page: Any, s
     np.testing.assert_allclose(numbers(page, "A"), tensors(site, 0, 1, centre, other)["weights"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_kind_of_model_has_the_steps_of_its_parts(open_page: Any, site: str) -> None:
     before, after = ["patches", "pixels", "projection"], ["layers", "query", "scores", "softmax", "mix", "heads"]
     after += ["residual", "mlp", "output", "answer"]
