@@ -60,6 +60,7 @@ def test_the_run_folder_is_complete(run: vitreous.Run) -> None:
     assert {"config.json", "metrics.json", "metrics.jsonl", "report.html", "best", "last"} <= names
     assert run.metrics["top1"] > 0.7
     assert run.metrics["ece"] < 0.08
+    assert "epoch" not in (run.folder / "report.html").read_text().split("<h2", 1)[0]  # no epoch was selected
     [row] = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert row["train_top1"] == pytest.approx(run.metrics["top1"], abs=0.06)  # leave-one-out, not training accuracy
 

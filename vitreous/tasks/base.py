@@ -76,10 +76,12 @@ class Finished:
     first_batch: Batch  # first training batch
     module: nn.Module  # after the last step
     draw: bool  # True in the first process if matplotlib is installed
+    closed_form: bool = False  # as in Task
 
     @property
     def evaluated_on(self) -> str:
-        chosen = ", which was also used to select the best epoch" if self.split == "val" else ""
+        selected = self.split == "val" and not self.closed_form
+        chosen = ", which was also used to select the best epoch" if selected else ""
         return f"evaluated on the {self.split} split{chosen}"
 
 

@@ -50,7 +50,8 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
     }
     batch = next(iter(job.loader.batches(0, 1)))
     draw = job.world.first and can_draw()
-    report = job.task.report(Finished(folder, job.data, split, source, results, batch, job.stepper.module, draw))
+    module, closed_form = job.stepper.module, job.task.closed_form
+    report = job.task.report(Finished(folder, job.data, split, source, results, batch, module, draw, closed_form))
     commands = next_commands(folder, job.config, job.data, type(job.task))
     phases = job.phases.seconds()
     metrics |= {"seconds": sum(phases.values()), "seconds_by_phase": phases}
@@ -64,7 +65,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
                 task=report,
                 commands=(folder / run_folder.COMMANDS).read_text(encoding="utf-8").splitlines(),
                 facts=_facts(job, metrics),
-                history=() if job.task.closed_form else rows,  # a single row has no curves
+                history=() if closed_form else rows,  # a single row has no curves
                 config={"run": to_dict(job.config), "model": to_dict(job.state.model.config)},
                 unreadable=unreadable,
                 automatic=notes,
