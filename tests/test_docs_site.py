@@ -86,6 +86,13 @@ def test_the_search_finds_both_languages(site: Path) -> None:
     assert not any("source/" in entry["location"] for entry in index["docs"])
 
 
+def test_titles_of_code_are_translated(site: Path) -> None:
+    assert "needs: a download" in (site / "index.html").read_text()
+    chinese = (site / "zh" / "index.html").read_text()
+    assert "需要 下载" in chinese
+    assert "needs: " not in chinese
+
+
 def test_the_reference_has_every_public_name_and_command(pages: dict[Path, Page], site: Path) -> None:
     assert {f"vitreous.{name}" for name in vitreous.__all__} <= pages[site / "reference" / "api.html"].anchors
     assert {f"vitreous-{name}" for name in COMMANDS} <= pages[site / "reference" / "cli.html"].anchors
