@@ -196,7 +196,8 @@ def _traced(module: nn.Module, inputs: dict[str, Tensor], dynamic: tuple[Any, ..
 
 def exportable(model: Model, dtype: torch.dtype) -> Model:
     """Return a copy of a model on the CPU, without modules that runtimes compute inaccurately."""
-    model = copy.deepcopy(model).to("cpu", dtype).eval()
+    # Frozen, because the exporters trace again with gradients, which another attention kernel would compute.
+    model = copy.deepcopy(model).to("cpu", dtype).eval().requires_grad_(False)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.GroupNorm):
