@@ -195,3 +195,10 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
 def test_unsupported_options_are_rejected(options: dict[str, object], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=str(next(iter(options)))):
         vitreous.export(small_model("class token"), tmp_path, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["Swin", "segmenter"])
+def test_a_model_that_needs_a_file_per_size_has_no_dynamic_size(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dynamic_size"):
+        vitreous.export(small_model(name), tmp_path / "out", dynamic_size=True)
+    assert not (tmp_path / "out").exists()

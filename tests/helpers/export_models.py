@@ -17,6 +17,7 @@ from vitreous.model.options import (
     ResNetStem,
 )
 from vitreous.model.protocol import Model
+from vitreous.model.swin_config import SwinConfig
 
 # Tracing it takes longer than tracing a model, and is done only once.
 HOW = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -40,6 +41,11 @@ MODELS: dict[str, Callable[[], Model]] = {
     "hybrid": lambda: vit(stem=ResNetStem((1, 1), 32), patch_size=(2, 2)),
     "BiT": lambda: vitreous.build(
         vitreous.ResNetConfig((64, 64), stages=(1, 1), width=32, num_classes=7, preprocessing=HOW)
+    ),
+    "Swin": lambda: vitreous.build(
+        SwinConfig(
+            (64, 64), width=16, depths=(2, 2), stage_heads=(1, 2), window=(4, 4), num_classes=7, preprocessing=HOW
+        )
     ),
     "multi-label": lambda: vit(output=MultiLabel()),
     "segmenter": segmenter,

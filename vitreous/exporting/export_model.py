@@ -80,6 +80,8 @@ def export(
             dynamic_size,
             "omitted for a segmenter, which already segments images of any size in windows",
         )
+    if dynamic_size and not model.config.same_steps_for_all_sizes:
+        fail("dynamic_size", dynamic_size, f"omitted for a {model.config.summary}; export one file per image_size")
     ready = prepare(model, to, precision, outputs, data, max_images)
     with atomic_folder(out, ours=OURS) as folder:
         checks: list[Check] = []

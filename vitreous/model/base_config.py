@@ -258,6 +258,11 @@ class ModelConfig:
         """True if the encoder can process a subset of the patches, which masked pre-training needs."""
         return False
 
+    @property
+    def same_steps_for_all_sizes(self) -> bool:
+        """True if the operations of the model do not depend on the image size, so that one exported file serves all."""
+        return True
+
     def details(self) -> list[tuple[str, str]]:
         """Return (name, text) rows that describe the architecture in `vitreous info`."""
         return []

@@ -110,6 +110,7 @@ class SwinConfig(ModelConfig):
         check_budget(int(blocks) + self.feature_width * self.num_classes)
 
     family = "swin"
+    same_steps_for_all_sizes = False  # windows, padding and masks depend on the grid
 
     @property
     def num_layers(self) -> int:

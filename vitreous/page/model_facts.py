@@ -1,4 +1,4 @@
-"""Description of a model for the page and for `GET /v1/model`, and its names."""
+"""Description of a model for the page and for `GET /v1/models`, and its names."""
 
 import math
 import os
