@@ -52,6 +52,15 @@ def features(session: Session) -> Features:
     )
 
 
+def output_patch(session: Session, patch: int) -> int:
+    """Return the index among the output features of a patch of the map. Swin merges patches between its stages."""
+    if not session.inspected.model.config.backbone.has_attention:
+        return patch
+    captured, columns = session.captured, session.inspected.grid[1]
+    down, across = captured.scale(-1)
+    return patch // columns // down * captured.features().grid[1] + patch % columns // across
+
+
 def image_summary(session: Session, id: str, image: Size) -> dict[str, Any]:
     """Return the response to the upload of an image: its id, size, patch grid, predictions and segments."""
     return {

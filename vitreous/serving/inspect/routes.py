@@ -267,7 +267,7 @@ def add_gallery_routes(api: APIRouter, service: InspectService) -> None:
         request: Request,
         id: Id,
         patch: Annotated[
-            int | None, Query(ge=0, description="Index of a patch, row by row; default: the image.")
+            int | None, Query(ge=0, description="Index of a patch of the map, row by row; default: the image.")
         ] = None,
         count: Annotated[int, Query(ge=1, le=100)] = 8,
         model: Model = None,
@@ -280,16 +280,19 @@ def add_gallery_routes(api: APIRouter, service: InspectService) -> None:
         gallery = inspected.gallery
         if gallery is None:
             raise ApiError(404, "no_gallery", "this server has no gallery; start it with --gallery DIR")
-        if patch is not None and patch >= math.prod(gallery.grid):
-            raise ApiError(422, "bad_parameter", f"patch must be from 0 to {math.prod(gallery.grid) - 1}, got {patch}")
+        patches = math.prod(inspected.model.config.backbone.map_grid)
+        if patch is not None and patch >= patches:
+            raise ApiError(422, "bad_parameter", f"patch must be from 0 to {patches - 1}, got {patch}")
 
         def make(session: Session) -> dict[str, Any]:
             features = numbers.features(session)
             if patch is None:
                 return {"images": gallery.nearest(inspected.model.backbone.pool_features(features)[0], count)}
-            return {"images": gallery.nearest_patches(features.patches[0, patch], count)}
+            feature = features.patches[0, numbers.output_patch(session, patch)]
+            return {"images": gallery.nearest_patches(feature, count, session.step)}
 
-        return await service.respond(request, model, id, ("neighbours", patch, count), make)
+        priority = Priority.QUICK if patch is None else Priority.MEDIUM
+        return await service.respond(request, model, id, ("neighbours", patch, count), make, priority)
 
 
 # ---- Explanations: importance maps, tests of these maps, predictions with masked patches ----
