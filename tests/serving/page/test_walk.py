@@ -68,3 +68,10 @@ def test_the_server_sends_the_tensors_of_one_head(live: Live, models: dict[str, 
 def test_parameters_outside_the_model_are_errors(live: Live, query: str) -> None:
     reply = get(live, "class-token", f"walk?{query}")
     assert (reply.status, reply.json["error"]["code"]) == (422, "bad_parameter")
+
+
+def test_the_schema_promises_a_shape_only_if_the_response_has_one(live: Live) -> None:
+    paths = live.request("GET", "/openapi.json").json["paths"]
+    for path, request in (("walk", "walk?patch=0"), ("similarity/{layer}", "similarity/0")):
+        promised = paths[f"/v1/images/{{id}}/{path}"]["get"]["responses"]["200"].get("headers", {})
+        assert ("X-Shape" in promised) == ("x-shape" in get(live, "class-token", request).headers)

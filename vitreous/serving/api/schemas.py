@@ -217,7 +217,7 @@ def image_responses(shape: Any, *statuses: int) -> dict[int | str, dict[str, Any
     }
 
 
-def binary_response(description: str) -> dict[int | str, dict[str, Any]]:
+def binary_response(description: str, shape: bool = True) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI responses of a model endpoint that returns binary data, including its errors."""
-    content, headers = {"application/octet-stream": BINARY}, {"X-Shape": SHAPE_HEADER}
+    content, headers = {"application/octet-stream": BINARY}, {"X-Shape": SHAPE_HEADER} if shape else {}
     return {200: {"description": description, "content": content, "headers": headers}, **error_responses(*MODEL_ERRORS)}

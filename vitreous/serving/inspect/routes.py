@@ -154,7 +154,7 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
     @api.get(
         "/v1/images/{id}/walk",
         **named("getWalk", "Tensors of one patch, step by step"),
-        responses=binary_response("safetensors"),
+        responses=binary_response("safetensors", shape=False),
         response_class=Response,
     )
     async def walk(
