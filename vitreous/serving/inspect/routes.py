@@ -53,7 +53,7 @@ def router(service: InspectService, settings: Settings) -> APIRouter:
 def off_parameter(
     off: Annotated[str | None, Query(max_length=4000, pattern="^[0-9a-z.,]*$", description=OFF_PARAMETER)] = None,
 ) -> None:
-    """Declare the query parameter of all endpoints about an image. `InspectService.variant` reads it."""
+    """Declare the query parameter of all endpoints about an image. `InspectService.off` reads it."""
 
 
 # ---- An uploaded image: summary, mask ----
@@ -68,8 +68,9 @@ def add_image_routes(api: APIRouter, service: InspectService, settings: Settings
     )
     async def images(request: Request, model: Model = None) -> Response:
         """Upload an image, which is cached in memory. Its id is a hash of its bytes."""
-        inspected, upload = service.variant(request, model), await read_image(request, settings)
-        result = await service.respond_to_upload(request, inspected, upload, "picture", numbers.image_summary)
+        inspected = service.model(model)
+        off, upload = service.off(request, inspected), await read_image(request, settings)
+        result = await service.respond_to_upload(request, inspected, upload, "picture", numbers.image_summary, off=off)
         return as_response(result)
 
     @api.get(
@@ -184,7 +185,7 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
     )
     async def effects(request: Request, id: Id, target: Target = None, model: Model = None) -> Response:
         """Return how much the probability of a class drops if a head is switched off, for each layer and head."""
-        inspected = service.variant(request, model)
+        inspected = service.model(model)
         index, _ = inspected.target(target), inspected.walkable
         return await service.respond(
             request, model, id, ("effects", index),

@@ -42,6 +42,7 @@ from vitreous.serving.requests import Upload, find_model
 JSON, BYTES = "application/json", "application/octet-stream"
 MEGABYTE = 2**20
 MAX_RESPONSE_BYTES = 64 * MEGABYTE
+NOTHING_OFF = SwitchedOff()
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ class InspectedModel:
     model: Model
     labels: tuple[str, ...]
     gallery: Gallery | None = None
-    off: SwitchedOff = SwitchedOff()
+    off: SwitchedOff = NOTHING_OFF
 
     @property
     def key(self) -> Hashable:
@@ -159,6 +160,8 @@ def parse_off(text: str, config: ViTConfig) -> SwitchedOff:
         found = re.fullmatch(r"([0-9]{1,4})(?:[.]([0-9]{1,4}))?", part)
         layer, head = (int(number or 0) for number in found.groups()) if found else (config.depth, 0)
         if part in ("zero", "shuffled"):
+            if positions not in ("kept", part):
+                raise ApiError(422, "bad_parameter", "off must contain at most one of zero and shuffled, got both")
             positions = part
         elif found is None or layer >= config.depth or head >= config.num_heads:
             limits = f"layers from 0 to {config.depth - 1}, heads from 0 to {config.num_heads - 1}"
@@ -307,12 +310,15 @@ class InspectService:
     def model(self, id: str | None) -> InspectedModel:
         return self.models[find_model(self.served, id).id]
 
-    def variant(self, request: Request, id: str | None) -> InspectedModel:
-        """Return the model without the parts that the query parameter `off` names."""
-        inspected, text = self.model(id), request.query_params.get("off")
-        if not text:
+    def off(self, request: Request, inspected: InspectedModel) -> SwitchedOff:
+        """Return the parts of a model that the query parameter `off` names."""
+        text = request.query_params.get("off")
+        return parse_off(text, inspected.walkable.config) if text else NOTHING_OFF
+
+    def variant(self, inspected: InspectedModel, off: SwitchedOff) -> InspectedModel:
+        """Return the model without some parts. Copying its modules is slow, so only worker threads call this."""
+        if off == inspected.off:
             return inspected
-        off = parse_off(text, inspected.walkable.config)
         found = self.variants.get((inspected.id, off))
         if found is None:
             found = replace(inspected, model=switch_off(inspected.model, off), off=off)
@@ -341,6 +347,7 @@ class InspectService:
         name: Hashable,
         make: Callable[[Session, str, Size], dict[str, Any]],
         priority: Priority = Priority.QUICK,
+        off: SwitchedOff = NOTHING_OFF,
     ) -> Payload:
         """Decode an image for every model, cache it by the hash of its bytes, and return the result of `make`."""
         id = (await asyncio.to_thread(hashlib.sha256, upload.data)).hexdigest()[:32]
@@ -350,9 +357,9 @@ class InspectService:
             if image is None:
                 image = decode_for(list(self.models.values()), upload.data)
                 self.images.put(id, image, image.nbytes)
-            return as_json(make(self._session(model, image, id, step), id, image.size))
+            return as_json(make(self._session(self.variant(model, off), image, id, step), id, image.size))
 
-        key = ("response", (model.key, id), name)
+        key = ("response", ((model.id, off), id), name)
         if self.images.get(id) is None:
             self.cache.drop(key)  # so that the image is decoded and cached again
         return await self._cached(request, key, work, Priority.LONG if upload.large else priority)
@@ -367,15 +374,16 @@ class InspectService:
         priority: Priority = Priority.QUICK,
     ) -> Response:
         """Respond with the result of `make` for an uploaded image. `name` identifies the result and its parameters."""
-        inspected, image = self.variant(request, model), self.images.get(id)
+        inspected, image = self.model(model), self.images.get(id)
         if image is None:
             raise ApiError(404, "unknown_image", f"unknown or expired image {id[:40]!r}; upload the image again")
+        off = self.off(request, inspected)
 
         def work(step: Step) -> Payload:
-            result = make(self._session(inspected, image, id, step))
+            result = make(self._session(self.variant(inspected, off), image, id, step))
             return result if isinstance(result, Payload) else as_json(result)
 
-        key = ("response", (inspected.key, id), name)
+        key = ("response", ((inspected.id, off), id), name)
         return as_response(await self._cached(request, key, work, priority))
 
     async def respond_without_image(
