@@ -5,8 +5,10 @@ A checkpoint folder can have a folder samples/ with images that fit the model.
 
 import io
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, count, islice
 from pathlib import Path
 
 from PIL import Image, ImageOps
@@ -38,19 +40,34 @@ def load_examples(paths: Sequence[Path] = ()) -> list[Example]:
         ]
     examples: list[Example] = []
     for path in paths:
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-") or "image"
-        if any(name == other.name for other in examples):
-            name = f"{name}-{len(examples) + 1}"
-        examples.append(Example(name[:60], clean(path.stem.replace("_", " "))[:60], _shrunk(path)))
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-")[:60] or "image"
+        taken = {example.name for example in examples}
+        name = next(name for name in chain([stem], (f"{stem}-{n}" for n in count(2))) if name not in taken)
+        examples.append(Example(name, clean(path.stem.replace("_", " "))[:60], _shrunk(path)))
     return examples
 
 
 def sample_paths(checkpoint: str | Path) -> list[Path]:
-    """Return the images in the folder samples/ of a checkpoint, at most MOST, in alphabetical order."""
+    """Return the images in the folder samples/ of a checkpoint, at most MOST, in alphabetical order.
+
+    Hidden files are skipped, and unreadable ones with a warning.
+    """
     folder = Path(checkpoint) / "samples"
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)[:MOST]
+    images = sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )
+    return list(islice(filter(_is_readable, images), MOST))
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        _shrunk(path)
+    except ValueError as error:
+        print(f"vitreous: warning: skipped a sample: {clean(str(error))}", file=sys.stderr)
+        return False
+    return True
 
 
 def _shrunk(path: Path) -> bytes:

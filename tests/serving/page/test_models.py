@@ -16,6 +16,7 @@ from vitreous.explanation.pca_and_similarity import filter_components, filter_im
 from vitreous.inference.mask_images import hex_colours
 from vitreous.inference.predictor import SegmentPredictor
 from vitreous.model.calibration import FRACTIONS, Calibration
+from vitreous.page.examples import load_examples
 from vitreous.page.model_facts import model_facts
 from vitreous.serving.models import load_models
 
@@ -105,19 +106,34 @@ def test_too_many_tokens_are_an_error(live: Live) -> None:
     assert len(get(live, "large", "map/rollout").json["values"]) == 4096
 
 
-def test_samples_of_a_checkpoint_are_served(tmp_path: Path) -> None:
+def test_samples_of_a_checkpoint_are_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "model"
     vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=2), folder)
     (folder / "samples").mkdir()
     Image.new("RGB", (900, 300), "red").save(folder / "samples" / "red_fox.png")
-    (folder / "samples" / "notes.txt").write_text("not an image")
+    for name in ("notes.txt", "._red_fox.png", "broken.png"):
+        (folder / "samples" / name).write_text("not an image")
     [served] = load_models([folder], device="cpu")
+    warning = capsys.readouterr().err
+    assert "broken.png" in warning
+    assert "._red_fox.png" not in warning
     with in_thread([served]) as live:
         [model] = live.request("GET", "/v1/models").json["models"]
         assert model["samples"] == [{"name": "red_fox", "label": "red fox"}]
         reply = live.request("GET", "/v1/samples/red_fox")
         assert Image.open(io.BytesIO(reply.body)).size == (640, 213)
         assert live.request("GET", "/v1/samples/other").code == "not_found"
+
+
+def test_examples_have_different_names(tmp_path: Path) -> None:
+    stems = ["a-2", "a", "a!", "x" * 70 + "1", "x" * 70 + "2"]
+    paths = [tmp_path / f"{stem}.png" for stem in stems]
+    for path in paths:
+        Image.new("RGB", (4, 4)).save(path)
+    assert [example.name for example in load_examples(paths)] == ["a-2", "a", "a-3", "x" * 60, "x" * 60 + "-2"]
+    (tmp_path / "broken.png").write_text("not an image")
+    with pytest.raises(ValueError, match=r"broken\.png"):
+        load_examples([tmp_path / "broken.png"])
 
 
 def test_a_model_is_named_by_family_size_and_patch(models: dict[str, Any]) -> None:
