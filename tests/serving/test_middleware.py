@@ -17,7 +17,7 @@ import vitreous
 from images import encoded, smooth
 from live_server import HOST, Live, in_thread, read_reply
 from vitreous.inference import predictor as predictor_module
-from vitreous.serving.app import create_app
+from vitreous.serving.app import create_app, warn_without_key
 from vitreous.serving.batch_queue import Scheduler
 from vitreous.serving.errors import ApiError, error_response
 from vitreous.serving.metrics import Metrics
@@ -129,6 +129,23 @@ def test_requests_from_other_websites_are_accepted_with_the_key(served: list[Ser
         foreign = {"Origin": "https://pictures.example", "Sec_Fetch_Site": "cross-site"}
         assert live.request("POST", "/v1/classify", PNG, **foreign).status == 401
         assert live.request("POST", "/v1/classify", PNG, X_API_Key="sesame", **foreign).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "origins", "warnings"),
+    [
+        (HOST, None, (), 0),
+        (HOST, None, ("https://app.example",), 0),
+        (HOST, None, ("*",), 1),
+        (HOST, "secret", ("*",), 0),
+        ("0.0.0.0", None, (), 1),
+    ],
+)
+def test_a_server_that_anyone_can_use_warns_at_start(
+    capsys: pytest.CaptureFixture[str], host: str, key: str | None, origins: tuple[str, ...], warnings: int
+) -> None:
+    warn_without_key(host, Settings(host, api_key=key, cors_origins=origins))
+    assert capsys.readouterr().err.count("API key") == warnings
 
 
 def test_any_host_name_is_accepted_on_other_addresses(served: list[ServedModel]) -> None:

@@ -39,6 +39,7 @@ from vitreous.serving.settings import Settings
 
 KEEP_ALIVE = 60  # seconds before an idle connection is closed
 NO_KEY = "no API key is set, so anyone who can reach this machine can use the server"
+ANY_WEBSITE = "no API key is set and cors_origins has *, so any website in a browser on this machine can use the server"
 EXPLAIN_FACTOR = 10  # timeout of explanations, as a multiple of the timeout of other requests
 
 
@@ -192,8 +193,7 @@ def run_server(
             served = add_gallery(served, gallery)
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        if not is_loopback(host) and settings.api_key is None:
-            print(f"vitreous: warning: {NO_KEY}", file=sys.stderr)
+        warn_without_key(host, settings)
         app = create_app(served, settings)
         greeting = f"Serving {', '.join(model.id for model in served)} at {url} (press Ctrl+C to stop)"
         server = Server(uvicorn_config(app, settings), app, greeting, url if open_page else None)
@@ -205,6 +205,14 @@ def run_server(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def warn_without_key(host: str, settings: Settings) -> None:
+    """Print a warning if other machines or any website can use the server without an API key."""
+    if settings.api_key is None and not is_loopback(host):
+        print(f"vitreous: warning: {NO_KEY}", file=sys.stderr)
+    if settings.api_key is None and "*" in settings.cors_origins:
+        print(f"vitreous: warning: {ANY_WEBSITE}", file=sys.stderr)
 
 
 def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:

@@ -1,7 +1,6 @@
 """Runs the server on Ray Serve (`vitreous serve --engine ray`)."""
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import torch
 from vitreous.cluster.ray_cluster import FittedWorkers
 from vitreous.cluster.ray_serve import Load, Replicas, run_app
 from vitreous.inference.engine import Precision
-from vitreous.serving.app import NO_KEY, create_app
+from vitreous.serving.app import create_app, warn_without_key
 from vitreous.serving.models import check_capacity, load_models
-from vitreous.serving.requests import is_loopback
 from vitreous.serving.settings import Settings
 
 OTHER_REQUESTS = 64  # requests per replica that do not wait for a batch, e.g. for files of the page
@@ -30,8 +28,7 @@ def run_on_ray(
     """Serve on a Ray cluster. See `vitreous.serve`."""
     names = [os.path.abspath(name) if os.path.exists(name) else str(name) for name in checkpoints]
     load_models(names, image_size, "cpu", precision, settings.max_batch)  # raises here and not in a replica
-    if not is_loopback(settings.host) and settings.api_key is None:
-        print(f"vitreous: warning: {NO_KEY}", file=sys.stderr)
+    warn_without_key(settings.host, settings)
 
     def build(resources: FittedWorkers) -> Callable[[], Any]:
         def build_app() -> Any:
