@@ -236,4 +236,4 @@ def test_a_large_model_on_a_cpu_is_evaluated_less_often() -> None:
     torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-3)
     assert torch.equal(values[0::2], values[1::2])
     random = random_faithfulness(capture(model, image), 1, draws=1)
-    assert tested["random"]["deletion"] == pytest.approx(random.deletion, abs=1e-4)
+    assert tested["random"]["deletion"]["auc"] == pytest.approx(random.deletion, abs=1e-4)
