@@ -126,7 +126,7 @@ export class ModelPane {
   show(picture, session) {
     if (this.loading !== session) return; // another image was opened in the meantime
     this.loading = null;
-    this.close();
+    this.#clear();
     this.session = session;
     this.shown = session.shown;
     this.bitmap = picture.bitmap;
@@ -140,6 +140,11 @@ export class ModelPane {
   }
 
   close() {
+    this.#clear();
+    this.second.end();
+  }
+
+  #clear() {
     this.loading?.end();
     this.session?.end();
     this.prefetch?.stop();

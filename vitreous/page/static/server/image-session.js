@@ -9,11 +9,12 @@ import { ImageSession, named } from "../results/image-session.js";
 export class ServerSession extends ImageSession {
   prefetched = ["rollout", "pca", "relevance"]; // maps to compute without being asked
 
-  /** `off` names the parts of the model that are switched off. */
+  /** `off` names the parts that are switched off. The server refuses parts that the model does not have. */
   constructor(model, blob, off) {
     super(model);
     this.blob = blob;
-    this.off = off && model.walk ? `&off=${off}` : "";
+    this.parts = model.walk ? off.filter((part) => hasPart(model, part)) : [];
+    this.off = this.parts.length ? `&off=${this.parts}` : "";
     this.reopened = null;
   }
 
@@ -50,14 +51,15 @@ export class ServerSession extends ImageSession {
   mask = () => this.#get("mask", (path) => getBytes(path, this.ending.signal));
   lens = () => this.#get("lens", (path) => getJson(path, this.ending.signal));
   distance = () => this.#get("distance", (path) => getJson(path, this.ending.signal));
-  matches = (other, layer) =>
-    this.#get(named(`matches/${other}`, { layer }), async (path) => {
-      const { buffer } = await getBytes(path, this.ending.signal);
-      return new Uint8Array(buffer);
-    });
+
+  /** Similarity of all patches to those of another session. */
+  matches = (other, layer) => {
+    const ask = async (path) => new Uint8Array((await getBytes(path, this.ending.signal)).buffer);
+    return this.#get(named(`matches/${other.shown.id}`, { layer }), ask, other);
+  };
 
   jointPca = (other, layer) =>
-    this.#get(named(`joint_pca/${other}`, { layer }), (path) => getJson(path, this.ending.signal));
+    this.#get(named(`joint_pca/${other.shown.id}`, { layer }), (path) => getJson(path, this.ending.signal), other);
 
   effects = (target) => this.#get(named("effects", { target }), (path) => getJson(path, this.ending.signal));
   neighbours = (patch) => this.#get(named("neighbours", { patch }), (path) => getJson(path, this.ending.signal));
@@ -85,19 +87,29 @@ export class ServerSession extends ImageSession {
     return `/v1/images/${this.shown.id}/${what}${mark}model=${encodeURIComponent(this.model.id)}${this.off}`;
   }
 
-  #get(what, ask) {
-    return this.once(what, () => this.#again(() => ask(this.#path(what))));
+  #get(what, ask, ...others) {
+    return this.once(what, () => this.#again(() => ask(this.#path(what)), ...others));
   }
 
-  /** Uploads the image again if the server no longer has it. */
-  async #again(ask) {
+  /** Uploads the image again if the server no longer has it. With a second image, either may be the missing one. */
+  async #again(ask, ...others) {
     try {
       return await ask();
     } catch (error) {
       if (error.code !== "unknown_image") throw error;
-      this.reopened ??= this.open().finally(() => (this.reopened = null));
-      await this.reopened;
+      await Promise.all([this, ...others].map((session) => session.#reopen()));
       return ask();
     }
   }
+
+  #reopen() {
+    this.reopened ??= this.open().finally(() => (this.reopened = null));
+    return this.reopened;
+  }
+}
+
+/** Returns true if the model has a part: "layer", "layer.head", or a change of the positions. */
+function hasPart(model, part) {
+  const [layer, head = 0] = part.split(".").map(Number);
+  return Number.isNaN(layer) || (layer < model.depth && head < model.heads);
 }

@@ -33,7 +33,7 @@ export const source = {
     return { models, examples: samples.length ? samples : EXAMPLES.map((name) => ({ name, url: url(name) })), first: null };
   },
 
-  session: (model, { blob }, off = []) => new ServerSession(model, blob, off.join()),
+  session: (model, { blob }, off = []) => new ServerSession(model, blob, off),
 
   /** Returns the similarity of all positions as bytes: value = byte / 127.5 - 1. */
   positions: async (model) => new Uint8Array((await getBytes(path("position", model))).buffer),

@@ -31,6 +31,7 @@ export class SecondImage {
     this.root = el("section", { class: "pair", hidden: !pane.model.walk || !source.switches }, head, this.canvas, this.words, this.file);
     this.session = null; // of the second image
     this.bitmap = null;
+    this.turn = null; // the last choice of an image
     this.translate();
   }
 
@@ -59,23 +60,31 @@ export class SecondImage {
   }
 
   async #open(coming) {
+    const turn = (this.turn = {});
     try {
       const picture = await coming;
       const session = source.session(this.pane.model, picture, view.off);
       await showWhile(t("sending", { model: this.pane.model.id }), session.open());
+      if (this.turn !== turn) return session.end(); // another image was chosen, or none
       this.session?.end();
       this.session = session;
       this.bitmap = picture.bitmap;
       this.canvas.hidden = this.kind.hidden = this.remove.hidden = false;
       this.draw();
     } catch (error) {
-      this.pane.app.fail(error);
+      if (this.turn === turn) this.pane.app.fail(error);
     }
   }
 
-  #close() {
+  /** Aborts all requests. */
+  end() {
+    this.turn = null;
     this.session?.end();
     this.session = null;
+  }
+
+  #close() {
+    this.end();
     this.examples.value = "";
     this.#empty();
     this.choose.focus();
@@ -85,14 +94,13 @@ export class SecondImage {
   draw() {
     const { pane, session } = this;
     if (!session || !pane.shown || !this.root.clientWidth) return;
-    const other = session.shown.id;
     const joint = this.kind.value === "pca";
     const patch = patchOf(pane.query, pane.shown);
-    const key = `${joint ? "joint_pca" : "matches"}/${other}?layer=${pane.layer}`;
+    const key = `${joint ? "joint_pca" : "matches"}/${session.shown.id}?layer=${pane.layer}`;
     const found = pane.session.known(key);
     if (!found) {
       const ask = joint ? pane.session.jointPca : pane.session.matches;
-      ask(other, pane.layer).then(
+      ask(session, pane.layer).then(
         () => this.draw(),
         (error) => error.name !== "AbortError" && pane.app.fail(error),
       );

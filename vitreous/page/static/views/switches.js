@@ -80,8 +80,8 @@ export class Switches {
       const head = this.effects[layer].findIndex((value) => Math.abs(value) === most);
       return t("switch-effects", { layer: layer + 1, head: head + 1, effect: short(all[at]) });
     }
-    if (!view.off.length) return view.switching ? t("switch-off-hint") : "";
-    const count = view.off.length;
+    const count = this.pane.session.parts.length; // parts of other models do not count
+    if (!count) return view.switching ? t("switch-off-hint") : "";
     const now = this.pane.shown.predictions?.[0];
     const was = this.before?.predictions?.[0];
     if (!now) return t("switched-off", { count });
