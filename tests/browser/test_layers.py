@@ -67,6 +67,19 @@ def test_a_map_is_saved_as_png_and_its_layers_as_gif(open_page: Any, site: str) 
     expect(page.locator(".map-title")).to_contain_text("layer 2")  # as before
 
 
+def test_a_recording_ends_quietly_when_another_image_is_opened(open_page: Any, site: str) -> None:
+    page = open_page(f"{site}/#image=balloon&map=pca")
+    page.locator(".pane:not(.empty)").wait_for()
+    settled(page)
+    page.route("**/map/pca?layer=0*", lambda route: None)  # the first layer never arrives
+    save = page.get_by_role("button", name="Save GIF")
+    save.click()
+    expect(save).to_be_disabled()
+    drop(page, sample_image())
+    expect(save).to_be_enabled()
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
 def test_an_encoder_shows_the_nearest_images_and_patches(open_page: Any, site: str) -> None:
     page = open_page(f"{site}/#model=bare")
     drop(page, sample_image(seed=1))

@@ -16,7 +16,7 @@ ENCODE = """
 const { encodeGif } = await import(process.argv[1]);
 const { readFileSync } = await import("node:fs");
 const { frames, delay } = JSON.parse(readFileSync(0, "utf-8"));
-process.stdout.write(encodeGif(frames, delay));
+process.stdout.write(await encodeGif(frames, delay));
 """
 
 

@@ -17,7 +17,7 @@ export class SaveImage {
   constructor(pane) {
     this.pane = pane;
     this.png = el("button", { type: "button", onclick: () => this.savePng() });
-    this.gif = el("button", { type: "button", onclick: () => this.saveGif().catch((error) => pane.app.fail(error)) });
+    this.gif = el("button", { type: "button", onclick: () => this.#record() });
     this.root = el("div", { class: "controls save" }, this.png, this.gif);
     this.translate();
   }
@@ -67,15 +67,28 @@ export class SaveImage {
     return `${this.pane.model.id}-${this.pane.map}`;
   }
 
+  /** Saves a GIF, once at a time. The recording ends without one if the view changes. */
+  async #record() {
+    this.gif.disabled = true;
+    try {
+      await this.saveGif();
+    } catch (error) {
+      if (error.name !== "AbortError") this.pane.app.fail(error);
+    } finally {
+      this.gif.disabled = false;
+    }
+  }
+
   /** Goes through all layers and records the image of each. */
   async saveGif() {
     const { pane } = this;
+    const { session, map } = pane;
     const before = view.layer;
     const frames = [];
     try {
       for (let layer = 0; layer < pane.model.depth; layer++) {
         set({ layer });
-        await showWhile(t("saving-gif", { layer: layer + 1, depth: pane.model.depth }), arrived(pane));
+        await showWhile(t("saving-gif", { layer: layer + 1, depth: pane.model.depth }), arrived(pane, session, map));
         pane.draw();
         frames.push(this.#frame(layer));
       }
@@ -84,7 +97,7 @@ export class SaveImage {
     }
     const [first] = frames;
     frames.push(...Array(2).fill(frames.at(-1) ?? first)); // the last layer stays longer
-    download(new Blob([encodeGif(frames, DELAY)], { type: "image/gif" }), `${this.#name}.gif`);
+    download(new Blob([await encodeGif(frames, DELAY)], { type: "image/gif" }), `${this.#name}.gif`);
   }
 
   #frame(layer) {
@@ -105,15 +118,15 @@ export class SaveImage {
 }
 
 /** Waits until the map of the current layer has arrived. */
-async function arrived(pane) {
+async function arrived(pane, session, map) {
   const end = performance.now() + WAIT;
-  const { session } = pane;
-  while (!pane.found(pane.map)) {
-    if (pane.session !== session) throw new DOMException("another image", "AbortError");
-    const failure = pane.prefetch.failure(pane.map);
+  for (;;) {
+    if (pane.session !== session || pane.map !== map) throw new DOMException("another image or map", "AbortError");
+    if (pane.found(map)) return;
+    const failure = pane.prefetch.failure(map);
     if (failure) throw new Error(failure);
     if (performance.now() > end) throw new Error(t("unreachable"));
-    pane.prefetch.load(pane.map);
+    pane.prefetch.load(map);
     await new Promise((resolve) => setTimeout(resolve, 30));
   }
 }

@@ -1,15 +1,18 @@
 // @ts-check
 // Encoder for animated GIFs with one palette.
 
+/** Lets the page react between two frames. */
+const pause = () => new Promise((resolve) => setTimeout(resolve));
+
 /**
  * Encodes frames of RGBA pixels as a GIF that repeats forever.
  *
  * @param {{width: number, height: number, data: ArrayLike<number>}[]} frames
  * @param {number} delay milliseconds per frame
  */
-export function encodeGif(frames, delay) {
+export async function encodeGif(frames, delay) {
   const { width, height } = frames[0];
-  const palette = paletteOf(frames);
+  const palette = await paletteOf(frames);
   const bytes = [..."GIF89a"].map((letter) => letter.charCodeAt(0));
   const short = (value) => bytes.push(value & 255, value >> 8);
   short(width);
@@ -18,6 +21,7 @@ export function encodeGif(frames, delay) {
   for (let index = 0; index < 256; index++) bytes.push(...(palette.colours[index] ?? [0, 0, 0]));
   bytes.push(0x21, 0xff, 11, ...[..."NETSCAPE2.0"].map((letter) => letter.charCodeAt(0)), 3, 1, 0, 0, 0);
   for (const { data } of frames) {
+    await pause();
     bytes.push(0x21, 0xf9, 4, 0);
     short(Math.round(delay / 10));
     bytes.push(0, 0, 0x2c, 0, 0, 0, 0);
@@ -40,9 +44,10 @@ export function encodeGif(frames, delay) {
 const cell = (r, g, b) => ((r >> 3) << 10) | ((g >> 3) << 5) | (b >> 3);
 
 /** Chooses 256 colours by median cut. Colours are counted in cells of 8 x 8 x 8 values. */
-function paletteOf(frames) {
+async function paletteOf(frames) {
   const sums = new Map(); // cell: [count, red, green, blue]
   for (const { data } of frames) {
+    await pause();
     for (let at = 0; at < data.length; at += 4) {
       const key = cell(data[at], data[at + 1], data[at + 2]);
       const sum = sums.get(key) ?? [0, 0, 0, 0];
