@@ -63,6 +63,31 @@ def test_a_reload_keeps_a_dropped_image(open_page: Any, site: str) -> None:
     assert bars(page) == before
 
 
+STORED = """([ages]) => new Promise((resolve) => {
+  const request = indexedDB.open("vitreous");
+  request.onsuccess = () => {
+    const store = request.result.transaction("images", "readwrite").objectStore("images");
+    for (const age of ages) store.put({ id: `${age}`, blob: new Blob(), time: Date.now() - age * 3600_000 });
+    store.getAllKeys().onsuccess = ({ target }) => { request.result.close(); resolve(target.result); };
+  };
+})"""
+
+
+@pytest.mark.slow
+def test_stored_images_are_removed_after_a_day_or_when_there_are_many(open_page: Any, site: str) -> None:
+    page = dropped(open_page, site, sample_image(seed=8))
+    count = f"async (count) => (await ({STORED})([[]])).length === count"
+    page.wait_for_function(count, arg=1)
+    assert len(page.evaluate(STORED, [[25, 23, 40]])) == 4  # hours
+    page.reload()
+    page.wait_for_function(count, arg=2)
+    assert "23" in page.evaluate(STORED, [[]])  # and the dropped image
+    page.evaluate(STORED, [[*range(1, 12)]])
+    page.reload()
+    page.wait_for_function(count, arg=8)
+    assert {*map(str, range(1, 8))} < set(page.evaluate(STORED, [[]]))
+
+
 def test_back_returns_to_the_image_before_and_then_to_the_start(open_page: Any, site: str) -> None:
     page = dropped(open_page, site, sample_image(seed=8))
     hover(page, 2, 3)

@@ -19,8 +19,11 @@ async function inStore(mode, work) {
 }
 
 function open() {
-  const request = indexedDB.open("vitreous", 1);
-  request.onupgradeneeded = () => request.result.createObjectStore("images", { keyPath: "id" });
+  const request = indexedDB.open("vitreous", 2);
+  request.onupgradeneeded = ({ oldVersion }) => {
+    if (oldVersion) request.result.deleteObjectStore("images"); // version 1 had no index
+    request.result.createObjectStore("images", { keyPath: "id" }).createIndex("time", "time");
+  };
   return request;
 }
 
@@ -39,8 +42,14 @@ export async function storedImage(id) {
 /** Stores a file, and removes old ones. */
 export async function storeImage(id, blob) {
   await inStore("readwrite", (store) => store.put({ id, blob, time: Date.now() }));
-  const all = (await inStore("readonly", (store) => store.getAll())) ?? [];
-  const newest = all.sort((a, b) => b.time - a.time);
-  const old = newest.filter(({ time }, rank) => rank >= COUNT || time <= Date.now() - LONGEST);
-  for (const { id: each } of old) await inStore("readwrite", (store) => store.delete(each));
+  await removeOldImages();
+}
+
+/** Removes expired files, and all but the newest. */
+export async function removeOldImages() {
+  const expired = () => IDBKeyRange.upperBound(Date.now() - LONGEST);
+  const count = (await inStore("readonly", (store) => store.index("time").count(expired()))) ?? 0;
+  const oldestFirst = (await inStore("readonly", (store) => store.index("time").getAllKeys())) ?? [];
+  for (const id of oldestFirst.slice(0, Math.max(count, oldestFirst.length - COUNT)))
+    await inStore("readwrite", (store) => store.delete(id));
 }

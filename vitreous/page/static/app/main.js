@@ -11,7 +11,7 @@ import { readImage, readExample, ImageOpener } from "./image-opener.js";
 import { ModelPane } from "./model-pane.js";
 import { showWhile } from "../widgets/status-line.js";
 import { Walk } from "../walk/walk.js";
-import { storedImage, storeImage } from "./image-store.js";
+import { removeOldImages, storedImage, storeImage } from "./image-store.js";
 import { readAddress, set, setAndPush, subscribe, view } from "./view-state.js";
 
 const MEASURES = 400; // hover measurements kept for developer tools and tests
@@ -26,6 +26,7 @@ class App {
   }
 
   async start() {
+    removeOldImages();
     translatePage();
     byId("privacy").textContent = t(source.privacy);
     byId("api").hidden = !source.hasApi;
