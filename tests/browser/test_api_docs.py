@@ -24,3 +24,11 @@ def test_the_documentation_shows_every_operation(
     expect(page.locator("#classifyImage")).to_contain_text("too_many_pixels")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert Axe().run(page).response["violations"] == []
+
+
+def test_a_missing_schema_is_reported(open_page: Any, watch: Any, site: str) -> None:
+    watch.expected = ("503",)
+    page = open_page(site)
+    page.route("**/openapi.json", lambda route: route.fulfill(status=503, body=""))
+    page.get_by_role("link", name="HTTP API").click()
+    expect(page.get_by_role("alert")).to_contain_text("503")

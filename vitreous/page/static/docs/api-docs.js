@@ -6,7 +6,9 @@ import { t, translatePage } from "../text/translate.js";
 
 async function start() {
   translatePage();
-  const schema = await (await fetch("openapi.json")).json();
+  const response = await fetch("openapi.json");
+  if (!response.ok) throw new Error(`openapi.json: ${response.status} ${response.statusText}`);
+  const schema = await response.json();
   const tags = new Map(); // operations by tag
   for (const [path, methods] of Object.entries(schema.paths)) {
     for (const [method, operation] of Object.entries(methods)) {
@@ -76,4 +78,4 @@ function curl(path, method, body) {
   return json ? `curl --json '{"patches": [0, 1], "classes": []}' ${url}` : `curl --data-binary @image.jpg ${url}`;
 }
 
-start();
+start().catch((error) => byId("docs").append(el("p", { role: "alert" }, error.message)));

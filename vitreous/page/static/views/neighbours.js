@@ -33,17 +33,20 @@ export class Neighbours {
     this.key = key;
     this.session = session;
     session.neighbours(patch).then(
-      ({ images }) => this.key === key && this.#show(images, patch),
-      (error) => error.name !== "AbortError" && onError(error),
+      ({ images }) => this.key === key && this.#show(images, patch, onError),
+      (error) => {
+        if (this.key === key) this.key = null; // the next drawing tries again
+        if (error.name !== "AbortError") onError(error);
+      },
     );
   }
 
-  #show(images, patch) {
+  #show(images, patch, onError) {
     this.about.textContent = t(patch === null ? "gallery-images" : "gallery-patches", { count: this.model.gallery });
     const entry = (image) => {
       const similarity = image.similarity.toFixed(3);
       const canvas = el("canvas", { role: "img", "aria-label": `${image.name}, ${similarity}` });
-      paint(canvas, image);
+      paint(canvas, image).catch(onError);
       const name = el("span", { class: "name small" }, image.name);
       return el("li", { title: image.name }, canvas, name, el("span", { class: "soft small" }, similarity));
     };
