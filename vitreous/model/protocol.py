@@ -158,6 +158,13 @@ class Model(nn.Module):
         """Return the scores of the class token and of the distillation token."""
         raise UnsupportedModel("the model has no distillation token; build it with distillation_token=True")
 
+    def freeze_pooling(self) -> None:
+        """Freeze the modules between features and head, for tasks that do not use them.
+
+        In distributed training, each trainable parameter must get a gradient.
+        """
+        self.pool.requires_grad_(False)
+
     def recompute_blocks(self) -> None:
         """In training, recompute each block in the backward pass instead of storing its activations."""
         raise UnsupportedModel(f"recomputation needs Transformer blocks, but the model is a {self.config.summary}")

@@ -136,6 +136,10 @@ class ViT(Model):
     def new_head(self, num_classes: int) -> nn.Module:
         return build_head(self.config.head, self.config.feature_width, num_classes, self.config.norm_eps)
 
+    def freeze_pooling(self) -> None:
+        super().freeze_pooling()
+        self.projection.requires_grad_(False)
+
     def recompute_blocks(self) -> None:
         self.encoder.recompute = True
 

@@ -66,6 +66,7 @@ class Masked(Task):
         if config.train_only not in (None, "all"):
             fail("train_only", config.train_only, f"'all' for --task {config.task}")
         super().__init__(config, model)
+        model.freeze_pooling()  # patches are predicted from patch features
         self.augmentation = replace(self.augmentation, mixup=0.0, cutmix=0.0)
         with next(model.parameters()).device:
             self._module = self.build_module()

@@ -134,7 +134,7 @@ class Segment(Task):
         decoder = decoder_for(config.segmenting, model.config)
         if isinstance(model, Segmenter) and (model.config.labels, model.config.decoder) == (classes, decoder):
             model.config = dataclasses.replace(model.config, ids=ids)
-            model.encoder.pool.requires_grad_(False)
+            model.encoder.freeze_pooling()
             return model
         encoder = model.backbone
         if not encoder.config.has_attention:
@@ -147,7 +147,7 @@ class Segment(Task):
         )
         segmenter = build_segmenter(SegmenterConfig(encoder.config, decoder, len(classes), classes, ids), encoder)
         vars(segmenter)["provenance"] = provenance_of(model)
-        segmenter.encoder.pool.requires_grad_(False)  # the decoder does not use the pooling
+        segmenter.encoder.freeze_pooling()  # the decoder reads patch features
         return segmenter
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
