@@ -89,6 +89,15 @@ def test_timm_models_give_the_same_outputs_in_both_directions(version: SwinV1 | 
     check_close(again, theirs, NATIVE)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_timm_reads_rectangular_patches(version: SwinV1 | SwinV2, tmp_path: Path) -> None:
+    ours = noisy(build(tiny(version, "timm", patch_size=(4, 2))))
+    vitreous.save(ours, tmp_path / "ours", format="timm")
+    assert vitreous.load(tmp_path / "ours").config == ours.config
+    theirs = import_timm().create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True).eval()
+    check_close(ours, theirs, NATIVE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_torchvision_models_give_the_same_outputs_in_both_directions(version: SwinV1 | SwinV2, tmp_path: Path) -> None:

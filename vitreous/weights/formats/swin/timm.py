@@ -73,12 +73,12 @@ def timm_swin_config(config: SwinConfig) -> dict[str, Any]:
     """Return the config.json from which `timm.create_model("local-dir:FOLDER", pretrained=True)` builds the model."""
     args: dict[str, Any] = {
         "img_size": list(config.image_size),
-        "patch_size": config.patch_size[0],
+        "patch_size": _side_or_sides(config.patch_size),
         "in_chans": config.channels,
         "embed_dim": config.width,
         "depths": list(config.depths),
         "num_heads": list(config.stage_heads),
-        "window_size": config.window[0] if len(set(config.window)) == 1 else list(config.window),
+        "window_size": _side_or_sides(config.window),
         "mlp_ratio": config.mlp_ratio,
         "qkv_bias": config.qkv_bias,
     }
@@ -97,6 +97,10 @@ def timm_swin_config(config: SwinConfig) -> dict[str, Any]:
         "crop_fraction": config.preprocessing.crop_fraction,
         "geometry": config.preprocessing.geometry,
     }
+
+
+def _side_or_sides(size: Size) -> int | list[int]:
+    return size[0] if size[0] == size[1] else list(size)
 
 
 def _architecture(state: StateDict) -> str:
