@@ -182,3 +182,13 @@ def test_maps_and_distances_of_a_layer_equal_its_dense_matrix(rule: str) -> None
         mean = (whole / whole.sum(dim=-1, keepdim=True) * apart).sum(dim=-1).mean(dim=(0, 2))
         torch.testing.assert_close(found[layer, : shape.heads], mean)
         assert found[layer, shape.heads :].isnan().all()
+
+
+def test_size_of_a_captured_pass_includes_index_tensors_once() -> None:
+    model, images = random_swin("timm", SwinV1(), 0)
+    captured = capture(model, images)
+    tensors = {id(tensor): tensor for layer in captured.layers for tensor in layer.index_tensors}
+    tokens = {id(tensor): tensor for tensor in (*captured.inputs, *captured.outputs)}
+    assert len(tensors) > len(captured.layers)
+    assert captured.nbytes == sum(tensor.nbytes for tensor in (tensors | tokens).values())
+    assert all(id(layer.keys) in tensors for layer in captured.layers if layer.keys is not None)

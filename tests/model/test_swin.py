@@ -80,18 +80,26 @@ def test_a_block_equals_masked_attention_over_the_whole_grid(version: SwinV1 | S
 def test_attention_equals_the_weights_of_the_forward_pass(version: SwinV1 | SwinV2, rule: WindowRule) -> None:
     model = perturbed(dataclasses.replace(TINY, version=version, window_rule=rule))
     images = torch.randn(2, 3, 50, 70)
-    tokens, grid = model.embed(images)
-    for layer, maps in enumerate(model.attention(images)):
-        explicit, tokens, grid = model.explicit_step(layer, tokens, grid)
-        assert torch.allclose(explicit.weights, maps.weights, atol=1e-5)
-        assert explicit.windows == maps.windows
+    for (layer, before, after), maps in zip(model.attention_steps(images), model.attention(images), strict=True):
+        explicit, tokens = layer.explicit_step(before)
+        assert torch.allclose(explicit, maps.weights, atol=1e-5)
+        assert torch.allclose(tokens, after, atol=2e-5)
+        assert layer.layout.grid == maps.windows.grid
         assert maps.weights.shape[:2] == (2, math.prod(maps.windows.counts))
         assert torch.allclose(maps.weights.sum(dim=-1), torch.ones(()))
     features = model.features(images)
-    assert features.grid == grid == model.config.grid_for((50, 70))
+    assert features.grid == layer.layout.grid == model.config.grid_for((50, 70))
     assert torch.allclose(model.norm(tokens), features.patches, atol=2e-5)
     assert torch.equal(model.intermediate(images, [-1])[0].patches, features.patches)
     assert torch.allclose(model(images), model.head(features.patches.mean(dim=1)))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_padded_windows_work_in_float16(version: SwinV1 | SwinV2) -> None:
+    model = perturbed(dataclasses.replace(TINY, version=version))
+    images = torch.randn(2, 3, 50, 70)  # grids of 13 x 18 and 7 x 9 patches
+    expected = model(images)
+    assert torch.allclose(model.half()(images.half()).float(), expected, atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

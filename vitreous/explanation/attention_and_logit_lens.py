@@ -46,8 +46,9 @@ class CapturedForward:
 
     @property
     def nbytes(self) -> int:
-        """Size of the tokens. The output of a layer is usually the input of the next one."""
-        return sum({id(tokens): tokens.nbytes for tokens in (*self.inputs, *self.outputs)}.values())
+        """Size of all tensors. Layers share some: the output of one is usually the input of the next one."""
+        indices = (tensor for layer in self.layers for tensor in layer.index_tensors)
+        return sum({id(tensor): tensor.nbytes for tensor in (*self.inputs, *self.outputs, *indices)}.values())
 
     @property
     def layout(self) -> Layout:

@@ -48,7 +48,7 @@ def switch_off(model: M, off: SwitchedOff) -> M:
     vit = cast(ViT, clone.backbone)
     for layer in off.layers:
         block = cast(Block, vit.encoder.blocks[layer])
-        block.attention_scale, block.mlp_scale = Nothing(), Nothing()
+        block.attention_scale, block.mlp_scale = ZeroOutput(), ZeroOutput()
     for layer in {layer for layer, _ in off.heads}:
         attention = cast(Block, vit.encoder.blocks[layer]).attention
         keep = torch.ones(attention.num_heads, attention.head_dim, device=attention.output.weight.device)
@@ -61,7 +61,7 @@ def switch_off(model: M, off: SwitchedOff) -> M:
     return clone
 
 
-class Nothing(nn.Module):
+class ZeroOutput(nn.Module):
     def forward(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         return tokens * 0  # relevance needs a gradient
 

@@ -7,7 +7,7 @@ b: batch; t: tokens; s: tokens of the previous layer; q: queries; m: keys of a q
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +23,11 @@ class AttentionLayer(ABC):
     layout: Layout
     keys: Int[Tensor, "t m"] | None = None  # tokens that each token attends to, see `times`; None: all tokens
     merge: "Merge | None" = None  # applied to the output of the previous layer
+
+    @property
+    def index_tensors(self) -> Sequence[Tensor]:
+        """Tensors that the layer computed from the image size. Layers can share them."""
+        return ()
 
     @abstractmethod
     def weights(self, tokens: Float[Tensor, "b t d"], queries: slice = slice(None)) -> Float[Tensor, "b heads q m"]:

@@ -4,8 +4,7 @@ The patches of an image form a grid. Each block cuts the grid into windows, and 
 window. In every second block of a stage, the windows are shifted by half their size, so that information crosses their
 borders. Between two stages, each 2 x 2 patches are merged into one of twice the width. There are no prefix tokens.
 
-Explanations use the layers of `attention_steps`. To look inside, there is more; a layer is a block, counted from 0 over
-all stages:
+Explanations use the layers of `attention_steps`. Lower-level access, where a layer is a block, counted over all stages:
 
 - `model.attention(images, layers)` returns a `WindowAttention` per layer: `weights` [b, windows, heads, t, t], equal to
   the weights that the forward pass uses, and `windows`, whose `token_indices()` [windows, t] places them: each entry is
@@ -13,8 +12,6 @@ all stages:
 - `model.walk(images)` yields a `Step` per layer: its input `before` and output `after`. Where a stage starts, `before`
   is the output of `model.stages[stage].merge`, whose token (y, x) has the inputs (2y, 2x), (2y + 1, 2x), (2y, 2x + 1)
   and (2y + 1, 2x + 1), in this order, with zeros beyond the edge.
-- `model.explicit_step(layer, tokens, grid)` computes one layer from the output of the layer before it, including the
-  merge, and returns the weights, the output and its grid. Gradients of the output reach the weights.
 
 b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; t: tokens in a window; d: width.
 """
@@ -262,7 +259,9 @@ class CosineSelfAttention(WindowSelfAttention):
     def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().queries_keys_values(tokens, terms)
         factor = self.logit_scale.clamp(max=math.log(100)).exp()[:, None, None]
-        return (F.normalize(q, dim=-1) * factor).to(v.dtype), F.normalize(k, dim=-1).to(v.dtype), v
+        # Keys of padding are 0, and the default eps is 0 in float16.
+        q, k = (F.normalize(x, dim=-1, eps=1e-6) for x in (q, k))
+        return (q * factor).to(v.dtype), k.to(v.dtype), v
 
 
 class SwinBlock(nn.Module):
@@ -389,7 +388,7 @@ class Stage(nn.Module):
 
 
 class SwinLayer(AttentionLayer):
-    """A block with its windows, for explanations. Attention to padding is left out of the rows."""
+    """A block with its windows, for explanations. Rows exclude padding."""
 
     def __init__(self, block: SwinBlock, terms: WindowTerms, merge: Merge | None):
         self.block, self.terms, self.merge = block, terms, merge
@@ -398,6 +397,12 @@ class SwinLayer(AttentionLayer):
         self.keys, self.padding = neighbours.clamp_min(0), neighbours < 0
         if terms.windows.counts == (1, 1) and not self.padding.any():  # one window, with all tokens in order
             self.keys = None
+
+    @property
+    def index_tensors(self) -> Sequence[Tensor]:
+        merge = () if self.merge is None else (self.merge.keys, self.merge.weights)
+        found = (self.keys, self.padding, self.terms.offsets, self.terms.separated, *merge)
+        return [tensor for tensor in found if tensor is not None]
 
     def weights(self, tokens: Float[Tensor, "b n d"], queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
         return self.rows(self.block.attention_weights(tokens, self.terms))[:, :, queries]
@@ -539,20 +544,6 @@ class Swin(Model):
                 weights = cast(SwinBlock, self.blocks[step.layer]).attention_weights(step.before, step.terms)
                 maps[step.layer] = WindowAttention(weights, step.terms.windows)
         return [maps[layer] for layer in wanted]
-
-    def explicit_step(
-        self, layer: int, tokens: Float[Tensor, "b n d"], grid: Size
-    ) -> tuple[WindowAttention, Float[Tensor, "b m e"], Size]:
-        """Compute a layer from the output of the layer before it (for layer 0, of `embed`) and its grid.
-
-        Return the attention weights, the output and its grid. Gradients of the output reach the weights.
-        """
-        stage, number = self._places[layer]
-        if number == 0:
-            tokens, grid = stage.merged(tokens, grid)
-        block, terms = cast(SwinBlock, stage.blocks[number]), stage.terms(grid, tokens.device)[number % 2]
-        weights = block.attention_weights(tokens, terms)
-        return WindowAttention(weights, terms.windows), block.with_weights(tokens, weights, terms), grid
 
     def intermediate(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None, norm: bool = True
