@@ -313,6 +313,8 @@ def _preset_name(name: str) -> str:
     'DINOv2-S/14-reg'
     >>> _preset_name("vit_large_patch14_clip_336.openai"), _preset_name("google/siglip2-base-patch16-512")
     ('CLIP-L/14-336', 'SigLIP2-B/16-512')
+    >>> _preset_name("vit_base_patch16_clip_384.laion2b_ft_in12k_in1k"), _preset_name("vit_base_patch16_siglip_gap_224")
+    ('OpenCLIP-B/16', '')
     >>> _preset_name("facebook/dinov3-vits16plus-pretrain-lvd1689m"), _preset_name("vit_small_patch16_rope_mixed_224")
     ('DINOv3-S+/16', 'RoPE-ViT-S/16-mixed')
     >>> _preset_name("swin_base_patch4_window12_384"), _preset_name("microsoft/swinv2-tiny-patch4-window8-256")
@@ -331,12 +333,22 @@ def _preset_name(name: str) -> str:
     family, size, distilled, patch, side = named.groups()
     suffix = f"-{side}" if side and side != "224" else ""
     if "siglip" in name:
-        return f"{'SigLIP2' if 'v2' in name or 'siglip2' in name else 'SigLIP'}-{LETTERS[size]}/{patch}{suffix}"
+        if "_gap_" in name:  # these variants have no attention pooling
+            return ""
+        return _with_side(
+            f"{'SigLIP2' if 'v2' in name or 'siglip2' in name else 'SigLIP'}-{LETTERS[size]}/{patch}", suffix
+        )
     if "clip" in name:
-        return f"{'CLIP' if 'openai' in name else 'OpenCLIP'}-{LETTERS[size].replace('G', 'bigG')}/{patch}{suffix}"
+        letter = LETTERS[size].replace("G", "bigG")
+        return _with_side(f"{'CLIP' if 'openai' in name else 'OpenCLIP'}-{letter}/{patch}", suffix)
     if "dinov2" in name:
         return f"DINOv2-{LETTERS[size]}/{patch}{'-reg' if 'reg' in name else ''}"
     return f"{FAMILIES[family]}-{LETTERS[size]}/{patch}{'-distilled' if distilled else ''}"
+
+
+def _with_side(name: str, suffix: str) -> str:
+    """Append the image size if there is a preset for it."""
+    return name + suffix if name + suffix in PRESETS else name
 
 
 def _rotary_name(name: str) -> str:
