@@ -101,7 +101,8 @@ def test_jit_trace_works_for_one_image_size_and_any_batch_size(name: str) -> Non
 def test_script_and_symbolic_trace_do_not_work(tool: Callable[..., Any]) -> None:
     """If one of them starts to work, update the table."""
     model, _ = set_up("Learned1d")
-    with pytest.raises((RuntimeError, OSError, torch.jit.frontend.NotSupportedError, torch.fx.proxy.TraceError)):
+    errors = (RuntimeError, OSError, torch.jit.frontend.NotSupportedError, torch.fx.proxy.TraceError)
+    with pytest.raises((*errors, AssertionError)):  # script asserts that it knows every annotation
         tool(model)
 
 

@@ -210,7 +210,7 @@ def test_classifier_on_class_token_and_mean_is_rejected(tmp_path: Path) -> None:
         ({"pad": True}, "pad"),
         ({"qk_norm": True}, "qk_norm"),
         ({"qk_scale": 0.1}, "qk_scale"),
-        ({"class_token": False, "pool": GlobalAverage()}, "requires a class token"),
+        ({"class_token": False, "pool": GlobalAverage()} | DINOV2, "requires a class token"),
         ({"position": SinCos2d()}, "positions, got SinCos2d"),
         ({"position": Learned1d(prefix_entries=False)}, "a position for the class token"),
         ({"pool": GlobalAverage()}, "pooling, got GlobalAverage"),
