@@ -86,7 +86,7 @@ def test_layers_heads_class_and_query_can_be_chosen(
     assert {path.stem for path in out.glob("*.png")} == {"seen", "heads", "relevance"}
     assert json.loads((out / "numbers.json").read_text())["class"] == "ant"
     page = (out / "report.html").read_text()
-    assert "row 1, column 2" in page
+    assert "row 2, column 3" in page  # reports count from 1, as the page does
     assert "Skipped" not in page  # it was not requested
     with Image.open(out / "heads.png") as sheet:
         assert sheet.height < 150

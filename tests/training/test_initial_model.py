@@ -149,9 +149,9 @@ def test_checkpoint_is_described_and_read_once_per_run(
     overrides = {"width": 64, "num_heads": 1, "mlp_width": 64, "depth": 1, "mlp": Gelu("erf")}
     vitreous.save(vitreous.create("ViT-Ti/4", image_size=16, overrides=overrides), file, format="timm")
 
-    def counted(path: Path, lazy: bool = False) -> Any:
+    def counted(path: Path, lazy: bool = False, part: str = "") -> Any:
         opened.append("describe" if lazy else "read")
-        return find_tensors(path, lazy)
+        return find_tensors(path, lazy, part)
 
     monkeypatch.setattr("vitreous.weights.load.find_tensors", counted)
     flags = {"task": task, "steps": 1, "batch_size": 4, "workers": 0, "device": "cpu", "out": tmp_path / "run"}

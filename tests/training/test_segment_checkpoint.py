@@ -37,7 +37,7 @@ def test_segmenter_round_trip(decoder: Any, small: ViTConfig, tmp_path: Path) ->
     assert larger(torch.zeros(1, 3, 48, 64)).shape == (1, 2, 48, 64)
     alone = load_encoder(tmp_path / "a")
     assert alone.config == encoder
-    with pytest.raises(UnsupportedByFormat, match="only plain ViTs"):
+    with pytest.raises(UnsupportedByFormat, match="timm"):
         vitreous.save(model, tmp_path / "b", format="timm")
     with pytest.raises(BadValue, match="num_classes is 5, but must be omitted for a segmenter"):
         vitreous.load(tmp_path / "a", num_classes=5)

@@ -50,7 +50,7 @@ def test_invalid_masks_are_named_before_the_run_starts(spoil: Any, line: str, tm
     ("changes", "line"),
     [
         ({"data": "digits"}, "digits has image labels but no masks"),
-        ({"model": "BiT-R50x1", "overrides": {}, "image_size": (32,)}, "a ViT for --task segment"),
+        ({"model": "BiT-R50x1", "overrides": {}, "image_size": (32,)}, "--task segment"),
         ({"patch_dropout": 0.5}, "must be 0 for a segmenter"),
         ({"augment": Augment(policy="trivial")}, "masks cannot be warped"),
         ({"segmenting": Segmenting(cells=4, ignore=("sqare",))}, "did you mean 'square'"),

@@ -310,7 +310,7 @@ def test_thousands_of_models_are_rejected_quickly(tmp_path: Path) -> None:
     marks = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
     tensor = torch.zeros(4, 4)
     torch.save({f"{'a.' * 4}{at}.{mark}": tensor for at in range(2500) for mark in marks}, tmp_path / "x.pth")
-    with pytest.raises(BadCheckpoint, match=r"contains 2500 models \(.*, \.\.\.\)\. Save"):
+    with pytest.raises(BadCheckpoint, match=r"contains 2500 models \(.*, \.\.\.\)"):
         vitreous.load(tmp_path / "x.pth")
 
 
