@@ -10,14 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from train_runs import skip_report, tiny
+from train_runs import finish, skip_report, tiny
 from vitreous.common.distributed import World
 from vitreous.data.open import open_data
 from vitreous.tasks.classify import Classify
-from vitreous.training import Augment, Masking, TrainConfig, compiling, setup
+from vitreous.training import Augment, Masking, TrainConfig, compiling, defaults, setup
 from vitreous.training.compiling import WARM_UP
-from vitreous.training.defaults import choose
+from vitreous.training.optimizer_step import Stepper
 from vitreous.training.run import train
+from vitreous.training.run_folder import read_config
 from vitreous.training.setup import Job
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -47,7 +48,7 @@ def settings_of(task: str) -> dict[str, Any]:
 
 def job_of(out: Path, task: Any = None, **changes: Any) -> Job:
     data = open_data("digits")
-    return setup.set_up(choose(tiny(out, **changes), data, "cpu").config, data, World(0, 1, CPU), task)
+    return setup.set_up(defaults.choose(tiny(out, **changes), data, "cpu").config, data, World(0, 1, CPU), task)
 
 
 @pytest.fixture
@@ -64,21 +65,22 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Counted, str | None]
 
 
 @pytest.mark.parametrize(
-    ("device", "size", "accumulate", "ours", "mode"),
+    ("device", "size", "accumulate", "ours", "graphs"),
     [
-        (CUDA, 1, 1, True, "reduce-overhead"),
-        (CPU, 1, 1, True, None),
-        (CUDA, 2, 1, True, None),  # gradients go into DDP's buckets
-        (CUDA, 1, 2, True, None),  # those of the first part wait for the second
-        (CUDA, 1, 1, False, None),  # a task that may call its module twice
+        (CUDA, 1, 1, True, True),
+        (CPU, 1, 1, True, False),
+        (CUDA, 2, 1, True, False),  # gradients go into DDP's buckets
+        (CUDA, 1, 2, True, False),  # those of the first part wait for the second
+        (CUDA, 1, 1, False, False),  # a task that may call its module twice
     ],
 )
 def test_cuda_graphs_only_if_gradients_are_not_kept(
-    device: torch.device, size: int, accumulate: int, ours: bool, mode: str | None, compiled: list[Any]
+    device: torch.device, size: int, accumulate: int, ours: bool, graphs: bool, compiled: list[Any]
 ) -> None:
     config = dataclasses.replace(ONE, accumulate=accumulate)
-    assert compiling.compiled(nn.Identity(), config, World(0, size, device), ours) is compiled[0][0]
-    assert compiled[0][1] == mode
+    assert compiling.suits_graphs(config, World(0, size, device), ours) == graphs
+    assert compiling.compiled(nn.Identity(), graphs) is compiled[0][0]
+    assert compiled[0][1] == ("reduce-overhead" if graphs else None)
 
 
 @pytest.mark.slow
@@ -111,14 +113,24 @@ class Block(nn.Module):
         self.kind = f"dynamic={dynamic}"
 
 
-def test_blocks_are_compiled_if_that_makes_the_run_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+def choose(rehearse: Any, steps: float, blocks: list[Block], graphs: bool = False) -> tuple[Any, Stepper]:
+    """Choose how to prepare the steps of a module. Return the choice and the stepper."""
+    stepper = Stepper.__new__(Stepper)
+    stepper.compiled = nn.Identity()
+    return compiling.choose_compile(stepper, rehearse, round(steps), blocks, graphs, World(0, 1, CPU)), stepper
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_blocks_are_compiled_if_that_makes_the_run_shorter(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "seconds_per_step", lambda *_: 0.1)
     enough = 10 * compiling.COMPILE_SECONDS / (1 - 1 / compiling.SPEED_UP)
-    for steps, value in ((enough / 2, False), (enough * 2, "blocks")):
+    for steps, value in ((enough / 2, "graphs" if graphs else False), (enough * 2, "blocks")):
         blocks = [Block(), Block()]
-        choice = compiling.choose_compile(lambda: None, round(steps), blocks, ONE, World(0, 1, CPU))
+        choice, stepper = choose(lambda: None, steps, blocks, graphs)
         assert choice.value == value
-        assert [block.kind for block in blocks] == [("dynamic=False" if value else None)] * 2
+        assert [block.kind for block in blocks] == [("dynamic=False" if value == "blocks" else None)] * 2
+        assert isinstance(stepper.compiled, compiling.GraphedModule) == graphs
+        assert not graphs or isinstance(stepper.compiled.module, nn.Identity)  # not a graph of a graph
 
 
 def test_run_continues_without_compilation_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +138,13 @@ def test_run_continues_without_compilation_if_it_fails(monkeypatch: pytest.Monke
         raise RuntimeError("no C compiler found")
 
     monkeypatch.setattr(compiling, "seconds_per_step", lambda *_: 1.0)
-    choice = compiling.choose_compile(fail, 10**6, [Block()], ONE, World(0, 1, CPU))
-    assert (choice.value, choice.reason) == (False, "torch.compile failed: no C compiler found")
-    for blocks, parallel in (([], "ddp"), ([Block()], "fsdp")):
-        config = dataclasses.replace(ONE, parallel=parallel)
-        assert not compiling.choose_compile(fail, 10**6, blocks, config, World(0, 1, CPU)).value
+    choice, stepper = choose(fail, 10**6, [Block()])
+    assert choice.value is False
+    assert "torch.compile failed: no C compiler found" in choice.reason
+    assert not choose(fail, 10**6, [])[0].value
+    choice, stepper = choose(fail, 1, [Block()], graphs=True)  # an operation waits for the GPU
+    assert choice.value is False
+    assert isinstance(stepper.compiled, nn.Identity)
 
 
 @pytest.mark.slow
@@ -181,7 +195,7 @@ def test_custom_tasks_are_compiled_without_cuda_graphs(
     task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(setup, "compiled", lambda module, config, world, once: seen.append(once) or module)
+    monkeypatch.setattr(setup, "suits_graphs", lambda config, world, once: seen.append(once) or False)
     job_of(tmp_path, task, compile=True)
     assert seen == [task is None]
 
@@ -211,3 +225,49 @@ def test_compiled_run_has_the_same_losses(task: str, accumulate: int, tmp_path: 
         rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         losses[compile] = torch.tensor([row["train_loss"] for row in rows] + [row["val_loss"] for row in rows])
     torch.testing.assert_close(losses[True], losses[False], atol=0.02, rtol=0.02)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"precision": "fp32"},
+        {"precision": "fp16"},
+        {"task": "segment", "data": "shapes"},
+        {"task": "mae", "masking": Masking(decoder_width=32, decoder_depth=1), "augment": Augment(crop="padded")},
+        {"task": "mpp", "augment": Augment(crop="padded")},
+        {"train_only": "lora"},
+    ],
+    ids=str,
+)
+def test_cuda_graphs_do_not_change_the_weights(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Dropout and stochastic depth draw the same numbers, also after resuming, and evaluations see the new weights."""
+    if "train_only" in settings:
+        train(tiny(tmp_path / "init", device="cuda", compile=False, steps=12))
+        settings = settings | {"init": str(tmp_path / "init" / "best"), "model": None, "overrides": {}}
+    if settings.get("task") == "segment":
+        overrides = {"patch_size": 8, "width": 32, "mlp_width": 32, "depth": 2, "num_heads": 2}
+        settings = settings | {"overrides": overrides, "image_size": (64,), "augment": Augment()}
+    rows, weights = [], []
+    for compile in (False, "graphs"):
+        out = tmp_path / str(compile)
+        train(tiny(out, device="cuda", compile=compile, **settings))
+        rows.append([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
+        weights.append(load_file(out / "last" / "model.safetensors"))
+        assert json.loads((out / "config.json").read_text())["compile"] == compile
+    losses = [[row[name] for row in each for name in ("train_loss", "val_loss")] for each in rows]
+    assert losses[0] == losses[1]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    config = read_config(tmp_path / "graphs")
+    killed = finish(dataclasses.replace(config, out=tmp_path / "killed"), die_after=7)
+    assert killed is not None
+    train(TrainConfig(out=tmp_path / "killed", resume=True))
+    again = load_file(tmp_path / "killed" / "last" / "model.safetensors")
+    assert all(torch.equal(weights[1][name], again[name]) for name in again)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_graphs_are_recorded_by_default(tmp_path: Path) -> None:
+    train(tiny(tmp_path, device="cuda", compile=None, steps=12))
+    assert json.loads((tmp_path / "config.json").read_text())["compile"] == "graphs"

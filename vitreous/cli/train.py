@@ -41,12 +41,12 @@ class Flags(TrainConfig):
     optim: Annotated[Optim, arg(name="optimizer")] = field(default_factory=Optim)
     augment: Annotated[Augment, arg(name="augmentation")] = field(default_factory=Augment)
     cache_features: Suppress[bool | None] = None
-    compile: Suppress[bool | Literal["blocks"] | None] = None  # set by the next two flags
+    compile: Suppress[bool | Literal["blocks", "graphs"] | None] = None  # set by the next two flags
     compile_always: Annotated[bool, arg(name="compile")] = False
     """Compile the whole model with torch.compile, which takes a minute. By default, only the transformer blocks are
     compiled, which takes seconds, and only on a GPU and if that makes the run shorter."""
     no_compile: bool = False
-    """Disable torch.compile."""
+    """Disable torch.compile and CUDA graphs."""
 
     def config(self) -> TrainConfig:
         """Return the TrainConfig for these flags."""

@@ -310,9 +310,10 @@ class TrainConfig:
     images that are kept in memory and in the last tenth of the run, otherwise fast."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Strategy for multiple processes (torchrun)."""
-    compile: bool | Literal["blocks"] | None = None
+    compile: bool | Literal["blocks", "graphs"] | None = None
     """True: compile the whole model with torch.compile; "blocks": compile only the transformer blocks, which takes
-    seconds instead of a minute. By default, the blocks are compiled on a GPU if that makes the run shorter."""
+    seconds instead of a minute; "graphs": only record CUDA graphs, which the other two also use if possible. On a
+    GPU, the default is "blocks" if that makes the run shorter, otherwise "graphs"."""
     checkpoint_blocks: bool = False
     """Activation checkpointing: recompute blocks in the backward pass to save memory."""
 

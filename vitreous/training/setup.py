@@ -52,7 +52,10 @@ from vitreous.training.compiling import (
     compile_blocks,
     compiled,
     compiled_evaluation,
+    record_graphs,
     repeat,
+    suits_graphs,
+    uncompiled_blocks,
 )
 from vitreous.training.ddp_fsdp import parallelise
 from vitreous.training.lda_head import LdaHead
@@ -107,7 +110,8 @@ class Job:
         """Evaluate the weights, or their moving average if there is one. Each process returns the merged results."""
         loader = self.evaluator(source)
         batches = loader if display is None else display.evaluating(loader, len(loader))
-        with self.state.ema.applied() if self.state.ema is not None else nullcontext():
+        ema = self.state.ema.applied() if self.state.ema is not None else nullcontext()
+        with ema, uncompiled_blocks(self.config.compile == "blocks" and self.evaluated_images < EVALUATED_IMAGES):
             mine = self.task.evaluate(self.stepper.evaluated, with_targets(batches, source), self.stepper.precision)
         return type(mine).join(self.world.gather(mine))
 
@@ -199,19 +203,24 @@ def compile_step(job: Job, called_once: bool) -> Job:
     if not automatic and not config.compile:
         return dataclasses.replace(job, config=dataclasses.replace(config, compile=False))
     rehearse = functools.partial(stepper.rehearse, next(iter(job.loader.batches(0, 1))))
+    graphs = suits_graphs(config, world, called_once)
     with job.phases("compile"):
         if automatic:
-            choice = choose_compile(rehearse, job.total_steps, blocks, config, world)
+            supported = () if config.parallel == "fsdp" else blocks
+            choice = choose_compile(stepper, rehearse, job.total_steps, supported, graphs, world)
             config = dataclasses.replace(config, compile=choice.value)
             job.notes.append(f"compile = {choice.value} ({choice.reason})")
-        elif config.compile == "blocks":
-            compile_blocks(blocks)
+        elif config.compile in ("blocks", "graphs"):
+            if config.compile == "blocks":
+                compile_blocks(blocks)
+            if graphs:
+                record_graphs(stepper, rehearse)
         else:
-            stepper.compiled = compiled(stepper.module, config, world, called_once)
+            stepper.compiled = compiled(stepper.module, graphs)
             if job.evaluated_images >= EVALUATED_IMAGES:
                 stepper.evaluated = compiled_evaluation(stepper.module)
         if config.compile:
-            repeat(rehearse, WARM_UP, world.device)  # CUDA graphs are recorded in the second step
+            repeat(rehearse, WARM_UP, world.device)  # torch.compile records its CUDA graphs in the second step
     return dataclasses.replace(job, config=config)
 
 
