@@ -4,7 +4,6 @@ The command line imports this module before torch, so that the settings take eff
 """
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -17,8 +16,6 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 CHUNK = 4096  # items submitted at a time
-# Threads that decode small images wait for the GIL most of the time, so it is passed on more often than every 5 ms.
-SWITCH_SECONDS = 2e-4
 
 
 def spin_briefly() -> None:
@@ -42,15 +39,13 @@ def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> 
     """
     import torch
 
-    before, interval = torch.get_num_threads(), sys.getswitchinterval()
-    sys.setswitchinterval(min(interval, SWITCH_SECONDS))
+    before = torch.get_num_threads()
     # These threads already use all cores, so torch must not start more threads inside each of them.
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
         yield from pool.map(function, items)
     finally:
         pool.shutdown(cancel_futures=True)
-        sys.setswitchinterval(interval)
         torch.set_num_threads(before)  # a call in any thread also changes the default for new threads
 
 

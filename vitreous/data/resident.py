@@ -10,6 +10,7 @@ The random numbers of a sample are the same as when it is read from its file.
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -59,14 +60,18 @@ def kept_bytes(reader: Reader) -> int:
     source, (height, width) = reader.source, reader.size
     if reader.crop_scale is None:
         return len(source) * height * width * (reader.channels + reader.masks)
-    pixels = []
-    for index in np.linspace(0, len(source) - 1, min(SAMPLED, len(source))).astype(int):
-        try:
-            size = size_of(source.image(int(index)))
-        except (UnreadableImage, OSError):
-            continue
-        pixels.append(math.prod(shrunk(size, kept_side(reader.size, reader.crop_scale))))
+    side = kept_side(reader.size, reader.crop_scale)
+    pixels = [math.prod(shrunk(size, side)) for size in sampled_sizes(source)]
     return math.ceil(len(source) * (reader.channels + reader.masks) * np.mean(pixels or [0]))
+
+
+def sampled_sizes(source: Source) -> list[Size]:
+    """Read the sizes of some images from their headers. Unreadable images are skipped."""
+    sizes = []
+    for index in np.linspace(0, len(source) - 1, min(SAMPLED, len(source))).astype(int):
+        with suppress(UnreadableImage, OSError):
+            sizes.append(size_of(source.image(int(index))))
+    return sizes
 
 
 def decode_images(reader: Reader, threads: int, fast: bool = False) -> Iterator[DecodedImage]:

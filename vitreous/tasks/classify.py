@@ -171,7 +171,7 @@ class Classify(Task):
 
     def _predictor(self, model: Model) -> Predictor:
         device, flip = next(model.parameters()).device, self.config.flip_test
-        return Predictor(model, device, EVALUATION_BATCH, flip=flip, workers=self.config.workers)
+        return Predictor(model, device, EVALUATION_BATCH, flip=flip, workers=self.config.workers or None)
 
     def _adjusted(self, logits: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
         """Add the log frequencies of the classes, which the model then does not learn."""

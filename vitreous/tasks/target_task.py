@@ -65,8 +65,9 @@ class TargetTask(Classify):
         return self.evaluation.of_batch(batch, scores, self.model.config)
 
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int, progress: Report = silent) -> Results:
-        options: dict[str, Any] = {"batch_size": EVALUATION_BATCH, "flip": self.config.flip_test}
-        predictor: Any = predictor_for(model, next(model.parameters()).device, **options, workers=self.config.workers)
+        flip, workers = self.config.flip_test, self.config.workers or None
+        options: dict[str, Any] = {"batch_size": EVALUATION_BATCH, "flip": flip, "workers": workers}
+        predictor: Any = predictor_for(model, next(model.parameters()).device, **options)
         return self.evaluation.of_source(predictor, source, rank, ranks, progress)
 
     def calibration_images(self, val: Source) -> Source:

@@ -87,7 +87,7 @@ class State:
         """Return the model and its unsharded weights on the CPU, with EMA applied and LoRA merged."""
         with self.ema.applied() if self.ema is not None else nullcontext():
             weights = merged_state(self.model)
-            return self.model, {name: unsharded(value).cpu().clone() for name, value in weights.items()}
+            return self.model, {name: unsharded(value).to("cpu", copy=True) for name, value in weights.items()}
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
