@@ -190,3 +190,12 @@ def test_pyramid_has_the_widths_and_grids_of_the_stages() -> None:
     assert (first.patches.shape[2], last.patches.shape[2]) == model.config.pyramid_widths
     assert torch.equal(last.patches, model.features(images).patches)
     assert torch.equal(first.patches, model.intermediate(images, [1])[0].patches)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_weight_gets_a_gradient_under_autocast(version: SwinV1 | SwinV2) -> None:
+    model = perturbed(dataclasses.replace(TINY, version=version)).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(torch.randn(2, 3, 48, 64))
+    logits.float().square().sum().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())

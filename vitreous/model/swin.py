@@ -123,6 +123,13 @@ def _cut(x: Tensor, size: Size) -> Tensor:
     return x.reshape(b, height // wh, wh, width // ww, ww, d).transpose(2, 3).reshape(-1, wh * ww, d)
 
 
+def _lowered(x: Tensor) -> Tensor:
+    """Cast to the dtype of autocast before large copies, which then move half the bytes."""
+    device = x.device.type
+    mixed = device != "meta" and torch.is_autocast_enabled(device) and x.dtype == torch.float32
+    return x.to(torch.get_autocast_dtype(device)) if mixed else x
+
+
 class WindowAttention(NamedTuple):
     """Attention weights of a layer in each window. Rows are queries and sum to 1."""
 
@@ -236,7 +243,8 @@ class WindowSelfAttention(SelfAttention):
         bias = self.position(terms.windows.size)[terms.offsets].permute(2, 0, 1)
         if terms.separated is None:
             return AttentionTerms(bias=bias)
-        return AttentionTerms(bias=torch.where(terms.separated[:, None], bias + MASKED, bias).repeat(batch, 1, 1, 1))
+        masked = torch.where(terms.separated[:, None], bias + MASKED, bias)
+        return AttentionTerms(bias=_lowered(masked).repeat(batch, 1, 1, 1))
 
 
 class CosineSelfAttention(WindowSelfAttention):
@@ -305,7 +313,7 @@ class SwinBlock(nn.Module):
 
     def _windows(self, tokens: Tensor, terms: WindowTerms) -> tuple[Tensor, AttentionTerms]:
         inputs = tokens if self.post_norm else self.attention_norm(tokens)
-        return split(inputs, terms.windows), self.attention.terms(terms, tokens.shape[0])
+        return split(_lowered(inputs), terms.windows), self.attention.terms(terms, tokens.shape[0])
 
     def _add(self, tokens: Tensor, attended: Tensor) -> Tensor:
         """Add the output of the attention and the MLP to the tokens."""
@@ -320,7 +328,7 @@ def squares(tokens: Float[Tensor, "b n d"], grid: Size) -> Float[Tensor, "b m 4 
     """Group each 2 x 2 patches, column by column, with zeros beyond the edge."""
     (b, _, d), (gh, gw) = tokens.shape, grid
     rows, columns = -(-gh // 2), -(-gw // 2)
-    x = F.pad(tokens.reshape(b, gh, gw, d), (0, 0, 0, gw % 2, 0, gh % 2))
+    x = _pad(tokens.reshape(b, gh, gw, d), (gh % 2, gw % 2))
     return x.reshape(b, rows, 2, columns, 2, d).permute(0, 1, 3, 4, 2, 5).reshape(b, rows * columns, 4, d)
 
 
