@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 
 import vitreous
+from vitreous.cluster.ray_cluster import import_ray
 
 NODE = {"num_cpus": 1, "object_store_memory": 10**8}
 QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
@@ -27,7 +28,7 @@ CPU: dict[str, Any] = {"device": "cpu", "batch_size": 4}
 
 
 def main(model: str, other: str, images: str, out: Path, port: int) -> dict[str, Any]:
-    import ray
+    ray = import_ray()  # sets variables that the cluster's processes inherit
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(

@@ -15,6 +15,8 @@ def import_ray() -> Any:
     """Import Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its developers
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # new behaviour; avoids a warning
+    # On a machine with busy cores, Ray Serve's proxy starts in more than 5 s; Ray would kill it and give up.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         import ray
