@@ -1,7 +1,8 @@
 """Agreement of an exported file with the predictor, from JPEG bytes to label, at several image sizes.
 
-The file is written once with a dynamic image size. Its runtime gets the pixels that Pillow decodes and nothing else;
-resize, crop and normalisation are in the file. The predictor reads the same JPEG files.
+The file is written once with a dynamic image size, or once per size for a model without dynamic sizes. Its runtime
+gets the pixels that Pillow decodes and nothing else; resize, crop and normalisation are in the file. The predictor
+reads the same JPEG files.
 
     python -m benchmarks.export_agreement runs/pets/best images/test --to onnx --count 1000 --sizes 112 224 280
 """
@@ -53,10 +54,14 @@ def main(options: Options) -> None:
     model = vitreous.load(options.checkpoint)
     paths = expand([options.images])
     paths = [paths[round(place)] for place in np.linspace(0, len(paths) - 1, min(options.count, len(paths)))]
+    results = []
     with tempfile.TemporaryDirectory() as folder:
-        exported = vitreous.export(model, folder, to=options.to, dynamic_size=True)
-        session = open_session(exported.path)
-        results = [measure(session, model.resized(size), paths) for size in options.sizes]
+        if dynamic := model.config.same_steps_for_all_sizes:
+            file = vitreous.export(model, folder, to=options.to, dynamic_size=True).path
+        for size in options.sizes:
+            if not dynamic:
+                file = vitreous.export(model, f"{folder}/{size}", to=options.to, image_size=size).path
+            results.append(measure(open_session(file), model.resized(size), paths, dynamic))
     rows = [
         [
             f"{result.size}",
@@ -73,15 +78,16 @@ def main(options: Options) -> None:
     publish(f"{options.checkpoint} as {options.to}", columns, rows, results, options.out)
 
 
-def measure(session: Session, model: Model, paths: Sequence[Path]) -> Result:
-    """Compare the first output of a file with that of the predictor."""
+def measure(session: Session, model: Model, paths: Sequence[Path], dynamic: bool) -> Result:
+    """Compare the first output of a file with that of the predictor. A `dynamic` file has an input for the size."""
     predictor, size = Embedder(model, "cpu"), np.array(model.config.image_size)
+    others = {"size": size} if dynamic else {}
     classes = model.config.num_classes
     started = time.perf_counter()
     expected = (predictor.logits(paths) if classes else predictor.embed(paths)).numpy()
     torch_seconds, started = time.perf_counter() - started, time.perf_counter()
     found = np.concatenate(
-        [session({"images": pixels(path), "size": size})["logits" if classes else "pooled"] for path in paths]
+        [session({"images": pixels(path), **others})["logits" if classes else "pooled"] for path in paths]
     )
     seconds = time.perf_counter() - started
     return Result(
