@@ -17,6 +17,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,9 +74,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 def main(options: Options) -> None:
-    browser = next((found for name in NAMES if (found := shutil.which(name))), None)
-    if browser is None:
-        sys.exit(f"no Chromium on the PATH under any of the names {', '.join(NAMES)}")
+    browser = find_browser()
     print_sizes(options.folder)
     handler = functools.partial(Handler, directory=str(options.folder), threads=options.threads)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -83,11 +82,23 @@ def main(options: Options) -> None:
         url = f"http://127.0.0.1:{server.server_port}/"
         rows = [measure(browser, url, options.image) for _ in range(options.rounds)]
         server.shutdown()
-    threads = f"{os.cpu_count()} threads" if options.threads else "1 thread"
-    print(f"Chromium, {threads} on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {len(rows)} rounds")
+    print_medians(f"{os.cpu_count()} threads" if options.threads else "1 thread", rows)
+
+
+def find_browser() -> str:
+    """Return the path of Chromium."""
+    for name in NAMES:
+        if found := shutil.which(name):
+            return found
+    sys.exit(f"no Chromium on the PATH under any of the names {', '.join(NAMES)}")
+
+
+def print_medians(title: str, rows: Sequence[Mapping[str, float]]) -> None:
+    """Print the median and the worst value of all rounds."""
+    print(f"Chromium, {title}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {len(rows)} rounds")
     for name in rows[0]:
         values = [row[name] for row in rows]
-        print(f"{name:36} median {statistics.median(values):7.3f} s   worst {max(values):7.3f} s")
+        print(f"{name:38} median {statistics.median(values):7.4f} s   worst {max(values):7.4f} s")
 
 
 def measure(browser: str, url: str, image: Path) -> dict[str, float]:
