@@ -1,6 +1,7 @@
 """Parsing that all commands share."""
 
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -78,6 +79,21 @@ def test_a_closed_pipe_ends_the_command_without_a_traceback(words: list[str]) ->
 def test_help_of_optional_flags_does_not_mention_none(command: CommandLine) -> None:
     for verb in COMMANDS:
         assert "{None}" not in command(verb, "--help").stdout
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_help_breaks_lines_only_where_they_are_full(
+    verb: str, command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Descriptions have line breaks in the source, which must not be printed."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.replace("│", " ").rstrip() for line in command(verb, "--help").stdout.splitlines()]
+    for framed, panel in itertools.groupby(lines, lambda line: line.startswith("  ")):
+        texts = list(panel) if framed else []
+        width = max(map(len, texts), default=0)
+        for line, following in itertools.pairwise(texts):
+            if line.startswith(" " * 10) and following.startswith(" " * 10):
+                assert len(line) + 1 + len(following.split()[0]) > width - 3, (line, following)
 
 
 @pytest.mark.slow

@@ -4,10 +4,12 @@ Commands import torch only when they run, which keeps `--help` fast.
 """
 
 import codecs
+import inspect
 import io
 import itertools
 import json
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -50,12 +52,22 @@ OTHER_NAMES = {
     "--label-smoothing": "--smoothing", "--pretrained": "--init", "--data-dir": "--data", "--output-dir": "--out",
 }  # fmt: skip
 
+
+def join_lines(text: str) -> str:
+    """Join the lines of each paragraph."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text.strip()))
+
+
+# tyro keeps line breaks of docstrings before indented lines, and those before quotes, flags and numbers.
+tyro._strings.remove_single_line_breaks = join_lines  # type: ignore[assignment]
 DESCRIPTION = (
     "A Vision Transformer you can see through.\n\n"
     "--version prints the version. --install-completion [bash|zsh|fish] installs shell completion."
 )
 app = tyro.extras.SubcommandApp()
 for name, command in COMMANDS.items():
+    function = inspect.unwrap(command)
+    function.__doc__ = re.sub(r"\n {12,}", " ", function.__doc__ or "")  # the same for the lines of a parameter
     app.command(name=name)(command)
 
 
