@@ -23,13 +23,13 @@ from vitreous.common.text import console
 
 FINE_TUNING = {
     "default": "",
-    "lora, 10 epochs": "--train-only lora --lr 1e-3 --batch-size 64 --epochs 10",
-    "lora, 25 epochs": "--train-only lora --lr 1e-3 --batch-size 64 --epochs 25",
-    "lora, 60 epochs": "--train-only lora --lr 1e-3 --batch-size 64 --epochs 60",
-    "lora, lr 2e-3": "--train-only lora --lr 2e-3 --batch-size 64 --epochs 25",
-    "all, layer decay 0.65": "--train-only all --layer-decay 0.65 --lr 1e-3 --batch-size 64 --epochs 25",
-    "all, layer decay 0.75": "--train-only all --layer-decay 0.75 --lr 4e-4 --batch-size 64 --epochs 25",
-    "all, no layer decay": "--train-only all --layer-decay 1 --lr 1e-4 --batch-size 64 --epochs 25",
+    "lora, 10 epochs": "--train-only lora --lr 1e-3 --epochs 10",
+    "lora, 25 epochs": "--train-only lora --lr 1e-3 --epochs 25",
+    "lora, 60 epochs": "--train-only lora --lr 1e-3 --epochs 60",
+    "lora, lr 2e-3": "--train-only lora --lr 2e-3 --epochs 25",
+    "all, layer decay 0.65": "--train-only all --layer-decay 0.65 --lr 1e-3 --epochs 25",
+    "all, layer decay 0.75": "--train-only all --layer-decay 0.75 --lr 4e-4 --epochs 25",
+    "all, no layer decay": "--train-only all --layer-decay 1 --lr 1e-4 --epochs 25",
     "checkpoint's image size": "--image-size 518",
     "112 pixels": "--image-size 112",
 }

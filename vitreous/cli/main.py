@@ -92,7 +92,10 @@ def main() -> None:
             reject_other_names(sys.argv[1:])
             reject_bare_data(sys.argv[1:])
             words = numbers_last(lists_together(sys.argv[1:]))
-            app.cli(prog="vitreous", description=DESCRIPTION, config=PLAIN, args=words)
+            if word in COMMANDS:  # on its own, so that errors suggest only flags of this command
+                tyro.cli(COMMANDS[word], prog=f"vitreous {word}", config=PLAIN, args=words[1:])
+            else:
+                app.cli(prog="vitreous", description=DESCRIPTION, config=PLAIN, args=words)
         finally:
             sys.stdout.flush()  # a closed pipe must raise inside this try
     except (ValueError, OSError) as error:
