@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,117 +40,17 @@ from vitreous.model.position import PositionEmbedding, resample
 from vitreous.model.protocol import Model
 from vitreous.model.swin_config import SwinConfig, SwinV2, WindowRule, fit_windows
 from vitreous.model.tokens import Features, Layout
-
-# ---- Windows ---------------------------------------------------------------------------------------------------------
-
-
-class Windows(NamedTuple):
-    """Division of a grid of tokens into windows, row by row, after a cyclic shift to the top left."""
-
-    grid: Size
-    size: Size
-    shift: Size = (0, 0)
-    shift_first: bool = False  # True: shift, then pad (timm); False: pad, then shift
-
-    @property
-    def padding(self) -> Size:
-        """Rows and columns added at the bottom and right, so that windows fill the grid."""
-        return (-self.grid[0] % self.size[0], -self.grid[1] % self.size[1])
-
-    @property
-    def counts(self) -> Size:
-        """Rows and columns of windows."""
-        return (-(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1]))
-
-    def token_indices(self) -> Int[Tensor, "windows t"]:
-        """Return the index on the grid of each token of each window, or -1 for padding."""
-        numbers = torch.arange(1, 1 + math.prod(self.grid))[None, :, None]
-        return split(numbers.double(), self)[..., 0].long() - 1
-
-    def neighbours(self) -> Int[Tensor, "n t"]:
-        """Return, for each token of the grid, the `token_indices` of its window."""
-        indices = self.token_indices()
-        return join(indices[:, None].expand(-1, indices.shape[1], -1).double(), self)[0].long()
-
-
-# Functions, not methods of `Windows`: torch.compile cannot trace typechecked methods of objects made in the graph.
-
-
-def split(tokens: Float[Tensor, "b n d"], windows: Windows) -> Float[Tensor, "bw t d"]:
-    """Cut the tokens into windows, one image after the other."""
-    x = tokens.reshape(tokens.shape[0], *windows.grid, tokens.shape[2])
-    shift = (-windows.shift[0], -windows.shift[1])
-    x = _pad(_roll(x, shift), windows.padding) if windows.shift_first else _roll(_pad(x, windows.padding), shift)
-    return _cut(x, windows.size)
-
-
-def join(x: Float[Tensor, "bw t d"], windows: Windows) -> Float[Tensor, "b n d"]:
-    """Assemble the tokens from windows: the inverse of `split`."""
-    (rows, columns), (gh, gw) = windows.counts, windows.grid
-    x = x.reshape(-1, rows, columns, *windows.size, x.shape[-1])
-    x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-    x = _roll(x[:, :gh, :gw], windows.shift) if windows.shift_first else _roll(x, windows.shift)[:, :gh, :gw]
-    return x.flatten(1, 2)
-
-
-def separated_pairs(windows: Windows, device: torch.device) -> Bool[Tensor, "windows t t"] | None:
-    """Return which pairs of tokens must not attend to each other: those that only the cyclic shift made neighbours.
-
-    Return None if the windows are not shifted.
-    """
-    if windows.shift == (0, 0):
-        return None
-    regions = []
-    for count, window, shift in zip(windows.counts, windows.size, windows.shift, strict=True):
-        place, side = torch.arange(count * window, device=device), count * window
-        regions.append((place >= side - window).long() + (place >= side - shift))
-    rows, columns = regions
-    region = _cut((3 * rows[:, None] + columns)[None, ..., None], windows.size)[..., 0]
-    return region[:, :, None] != region[:, None, :]
-
-
-def _roll(x: Tensor, shift: Size) -> Tensor:
-    return x if shift == (0, 0) else x.roll(shift, dims=(1, 2))
-
-
-def _pad(x: Tensor, padding: Size) -> Tensor:
-    return x if padding == (0, 0) else F.pad(x, (0, 0, 0, padding[1], 0, padding[0]))
-
-
-def _cut(x: Tensor, size: Size) -> Tensor:
-    """Cut a grid [b, h, w, d] into windows, which fill it."""
-    (b, height, width, d), (wh, ww) = x.shape, size
-    return x.reshape(b, height // wh, wh, width // ww, ww, d).transpose(2, 3).reshape(-1, wh * ww, d)
-
-
-def _lowered(x: Tensor) -> Tensor:
-    """Cast to the dtype of autocast before large copies, which then move half the bytes."""
-    device = x.device.type
-    mixed = device != "meta" and torch.is_autocast_enabled(device) and x.dtype == torch.float32
-    return x.to(torch.get_autocast_dtype(device)) if mixed else x
-
-
-class WindowAttention(NamedTuple):
-    """Attention weights of a layer in each window. Rows are queries and sum to 1."""
-
-    weights: Float[Tensor, "b windows heads t t"]
-    windows: Windows
-
-
-class WindowTerms(NamedTuple):
-    """Windows of a block, and tensors that all blocks with these windows share."""
-
-    windows: Windows
-    offsets: Int[Tensor, "t t"]  # index of each pair of tokens in the table of relative positions
-    separated: Tensor | None  # [windows, t, t]: see `separated_pairs`
-
-
-def pair_offsets(size: Size, device: torch.device) -> Int[Tensor, "t t"]:
-    """Return, for each pair of tokens in a window, the index of its offset in a flat (2h - 1) x (2w - 1) table."""
-    (wh, ww), place = size, torch.arange(math.prod(size), device=device)
-    y, x = place // ww, place % ww
-    return (y[:, None] - y + wh - 1) * (2 * ww - 1) + (x[:, None] - x + ww - 1)
-
+from vitreous.model.windows import (
+    WindowAttention,
+    Windows,
+    WindowTerms,
+    join,
+    lowered,
+    pad,
+    pair_offsets,
+    separated_pairs,
+    split,
+)
 
 # ---- Relative positions ----------------------------------------------------------------------------------------------
 
@@ -244,7 +144,7 @@ class WindowSelfAttention(SelfAttention):
         if terms.separated is None:
             return AttentionTerms(bias=bias)
         masked = torch.where(terms.separated[:, None], bias + MASKED, bias)
-        return AttentionTerms(bias=_lowered(masked).repeat(batch, 1, 1, 1))
+        return AttentionTerms(bias=lowered(masked).repeat(batch, 1, 1, 1))
 
 
 class CosineSelfAttention(WindowSelfAttention):
@@ -313,7 +213,7 @@ class SwinBlock(nn.Module):
 
     def _windows(self, tokens: Tensor, terms: WindowTerms) -> tuple[Tensor, AttentionTerms]:
         inputs = tokens if self.post_norm else self.attention_norm(tokens)
-        return split(_lowered(inputs), terms.windows), self.attention.terms(terms, tokens.shape[0])
+        return split(lowered(inputs), terms.windows), self.attention.terms(terms, tokens.shape[0])
 
     def _add(self, tokens: Tensor, attended: Tensor) -> Tensor:
         """Add the output of the attention and the MLP to the tokens."""
@@ -328,7 +228,7 @@ def squares(tokens: Float[Tensor, "b n d"], grid: Size) -> Float[Tensor, "b m 4 
     """Group each 2 x 2 patches, column by column, with zeros beyond the edge."""
     (b, _, d), (gh, gw) = tokens.shape, grid
     rows, columns = -(-gh // 2), -(-gw // 2)
-    x = _pad(tokens.reshape(b, gh, gw, d), (gh % 2, gw % 2))
+    x = pad(tokens.reshape(b, gh, gw, d), (gh % 2, gw % 2))
     return x.reshape(b, rows, 2, columns, 2, d).permute(0, 1, 3, 4, 2, 5).reshape(b, rows * columns, 4, d)
 
 
