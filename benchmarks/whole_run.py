@@ -32,7 +32,7 @@ from vitreous.training.run import train
 from vitreous.training.run_folder import read_config
 from vitreous.training.setup import Job, set_up
 
-Compile = bool | Literal["blocks"]
+Compile = bool | Literal["blocks", "graphs"]
 CLASSES = ("a", "b", "c", "d")
 SIZES = ((224, 224), (224, 300), (300, 224), (256, 288))  # height and width of the JPEG files
 WARM_UP = 5  # steps

@@ -88,12 +88,15 @@ def test_help_breaks_lines_only_where_they_are_full(
     """Descriptions have line breaks in the source, which must not be printed."""
     monkeypatch.setenv("COLUMNS", "80")
     lines = [line.replace("│", " ").rstrip() for line in command(verb, "--help").stdout.splitlines()]
+    compared = 0
     for framed, panel in itertools.groupby(lines, lambda line: line.startswith("  ")):
         texts = list(panel) if framed else []
         width = max(map(len, texts), default=0)
         for line, following in itertools.pairwise(texts):
             if line.startswith(" " * 10) and following.startswith(" " * 10):
                 assert len(line) + 1 + len(following.split()[0]) > width - 3, (line, following)
+                compared += 1
+    assert compared or verb in ("demo", "push")  # which have few flags
 
 
 @pytest.mark.slow

@@ -79,6 +79,8 @@ def test_cuda_graphs_only_if_gradients_are_not_kept(
 ) -> None:
     config = dataclasses.replace(ONE, accumulate=accumulate)
     assert compiling.suits_graphs(config, World(0, size, device), ours) == graphs
+    recomputed = dataclasses.replace(config, checkpoint_blocks=True)  # reads the state of the RNG
+    assert not compiling.suits_graphs(recomputed, World(0, size, device), ours)
     assert compiling.compiled(nn.Identity(), graphs) is compiled[0][0]
     assert compiled[0][1] == ("reduce-overhead" if graphs else None)
 
@@ -111,12 +113,25 @@ class Block(nn.Module):
 
     def compile(self, dynamic: bool) -> None:  # type: ignore[override]
         self.kind = f"dynamic={dynamic}"
+        self._compiled_call_impl = self.forward
 
 
-def choose(rehearse: Any, steps: float, blocks: list[Block], graphs: bool = False) -> tuple[Any, Stepper]:
-    """Choose how to prepare the steps of a module. Return the choice and the stepper."""
+def choose(
+    steps: float, blocks: list[Block], graphs: bool = False, failing: str = "", message: str = "failed"
+) -> tuple[Any, Stepper]:
+    """Choose how to prepare the steps of a module. Return the choice and the stepper.
+
+    A step raises an error if the blocks are compiled or graphs are recorded and `failing` says so.
+    """
     stepper = Stepper.__new__(Stepper)
     stepper.compiled = nn.Identity()
+
+    def rehearse() -> None:
+        compiled = any(block.kind and block._compiled_call_impl is not None for block in blocks)
+        recorded = isinstance(stepper.compiled, compiling.GraphedModule)
+        if (failing == "blocks" and compiled) or (failing == "graphs" and recorded):
+            raise RuntimeError(message)
+
     return compiling.choose_compile(stepper, rehearse, round(steps), blocks, graphs, World(0, 1, CPU)), stepper
 
 
@@ -126,24 +141,32 @@ def test_blocks_are_compiled_if_that_makes_the_run_shorter(graphs: bool, monkeyp
     enough = 10 * compiling.COMPILE_SECONDS / (1 - 1 / compiling.SPEED_UP)
     for steps, value in ((enough / 2, "graphs" if graphs else False), (enough * 2, "blocks")):
         blocks = [Block(), Block()]
-        choice, stepper = choose(lambda: None, steps, blocks, graphs)
+        choice, stepper = choose(steps, blocks, graphs)
         assert choice.value == value
         assert [block.kind for block in blocks] == [("dynamic=False" if value == "blocks" else None)] * 2
         assert isinstance(stepper.compiled, compiling.GraphedModule) == graphs
         assert not graphs or isinstance(stepper.compiled.module, nn.Identity)  # not a graph of a graph
 
 
-def test_run_continues_without_compilation_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise RuntimeError("no C compiler found")
-
+@pytest.mark.parametrize("graphs", [False, True])
+def test_run_continues_without_compilation_if_it_fails(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "seconds_per_step", lambda *_: 1.0)
-    choice, stepper = choose(fail, 10**6, [Block()])
-    assert choice.value is False
+    blocks = [Block()]
+    choice, stepper = choose(10**6, blocks, graphs, "blocks", "no C compiler found")
+    assert choice.value == ("graphs" if graphs else False)
     assert "torch.compile failed: no C compiler found" in choice.reason
-    assert not choose(fail, 10**6, [])[0].value
-    choice, stepper = choose(fail, 1, [Block()], graphs=True)  # an operation waits for the GPU
-    assert choice.value is False
+    assert blocks[0]._compiled_call_impl is None
+    assert isinstance(stepper.compiled, compiling.GraphedModule) == graphs
+
+
+@pytest.mark.parametrize(("steps", "value"), [(1, False), (10**6, "blocks")])
+def test_run_continues_without_graphs_if_they_fail(
+    steps: int, value: str | bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "seconds_per_step", lambda *_: 1.0)
+    choice, stepper = choose(steps, [Block()], True, "graphs", "a synchronizing operation")
+    assert choice.value == value
+    assert "no CUDA graphs: a synchronizing operation" in choice.reason
     assert isinstance(stepper.compiled, nn.Identity)
 
 

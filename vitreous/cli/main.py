@@ -14,6 +14,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import tyro
@@ -59,7 +60,8 @@ def join_lines(text: str) -> str:
 
 
 # tyro keeps line breaks of docstrings before indented lines, and those before quotes, flags and numbers.
-tyro._strings.remove_single_line_breaks = join_lines  # type: ignore[assignment]
+with suppress(AttributeError):  # in another version of tyro
+    tyro._strings.remove_single_line_breaks = join_lines  # type: ignore[assignment]
 DESCRIPTION = (
     "A Vision Transformer you can see through.\n\n"
     "--version prints the version. --install-completion [bash|zsh|fish] installs shell completion."
@@ -67,7 +69,8 @@ DESCRIPTION = (
 app = tyro.extras.SubcommandApp()
 for name, command in COMMANDS.items():
     function = inspect.unwrap(command)
-    function.__doc__ = re.sub(r"\n {12,}", " ", function.__doc__ or "")  # the same for the lines of a parameter
+    # The same for the lines of a parameter.
+    function.__doc__ = re.sub(r"\n {8,}", " ", inspect.cleandoc(function.__doc__ or ""))
     app.command(name=name)(command)
 
 

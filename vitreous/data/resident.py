@@ -65,10 +65,10 @@ def kept_bytes(reader: Reader) -> int:
     return math.ceil(len(source) * (reader.channels + reader.masks) * np.mean(pixels or [0]))
 
 
-def sampled_sizes(source: Source) -> list[Size]:
-    """Read the sizes of some images from their headers. Unreadable images are skipped."""
+def sampled_sizes(source: Source, most: int = SAMPLED) -> list[Size]:
+    """Return the sizes of up to `most` images. Unreadable images are skipped."""
     sizes = []
-    for index in np.linspace(0, len(source) - 1, min(SAMPLED, len(source))).astype(int):
+    for index in np.linspace(0, len(source) - 1, min(most, len(source))).astype(int):
         with suppress(UnreadableImage, OSError):
             sizes.append(size_of(source.image(int(index))))
     return sizes

@@ -377,9 +377,12 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def mixed_precision(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """Return an autocast context for `precision`. It does nothing for float32."""
+    """Return an autocast context for `precision`. It does nothing for float32.
+
+    Weights are cast in every use. CUDA graphs would not update cached copies.
+    """
     mixed = precision != torch.float32
-    return torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed)
+    return torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed, cache_enabled=False)
 
 
 # ---- Inputs ----------------------------------------------------------------------------------------------------------

@@ -45,7 +45,6 @@ from vitreous.model.windows import (
     Windows,
     WindowTerms,
     join,
-    lowered,
     pad,
     pair_offsets,
     separated_pairs,
@@ -117,6 +116,13 @@ class WindowPosition(PositionEmbedding):
 MASKED = -100.0  # added to the logits of separated tokens, as in the original code
 
 
+def _to_autocast_dtype(x: Tensor) -> Tensor:
+    """Cast to the dtype of autocast before large copies, which then move half the bytes."""
+    device = x.device.type
+    mixed = device != "meta" and torch.is_autocast_enabled(device) and x.dtype == torch.float32
+    return x.to(torch.get_autocast_dtype(device)) if mixed else x
+
+
 class WindowSelfAttention(SelfAttention):
     """Self-attention in windows [windows, t, d], with a bias for each offset."""
 
@@ -144,7 +150,7 @@ class WindowSelfAttention(SelfAttention):
         if terms.separated is None:
             return AttentionTerms(bias=bias)
         masked = torch.where(terms.separated[:, None], bias + MASKED, bias)
-        return AttentionTerms(bias=lowered(masked).repeat(batch, 1, 1, 1))
+        return AttentionTerms(bias=_to_autocast_dtype(masked).repeat(batch, 1, 1, 1))
 
 
 class CosineSelfAttention(WindowSelfAttention):
@@ -213,7 +219,7 @@ class SwinBlock(nn.Module):
 
     def _windows(self, tokens: Tensor, terms: WindowTerms) -> tuple[Tensor, AttentionTerms]:
         inputs = tokens if self.post_norm else self.attention_norm(tokens)
-        return split(lowered(inputs), terms.windows), self.attention.terms(terms, tokens.shape[0])
+        return split(_to_autocast_dtype(inputs), terms.windows), self.attention.terms(terms, tokens.shape[0])
 
     def _add(self, tokens: Tensor, attended: Tensor) -> Tensor:
         """Add the output of the attention and the MLP to the tokens."""

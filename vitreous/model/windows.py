@@ -93,13 +93,6 @@ def _cut(x: Tensor, size: Size) -> Tensor:
     return x.reshape(b, height // wh, wh, width // ww, ww, d).transpose(2, 3).reshape(-1, wh * ww, d)
 
 
-def lowered(x: Tensor) -> Tensor:
-    """Cast to the dtype of autocast before large copies, which then move half the bytes."""
-    device = x.device.type
-    mixed = device != "meta" and torch.is_autocast_enabled(device) and x.dtype == torch.float32
-    return x.to(torch.get_autocast_dtype(device)) if mixed else x
-
-
 class WindowAttention(NamedTuple):
     """Attention weights of a layer in each window. Rows are queries and sum to 1."""
 

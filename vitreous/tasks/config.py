@@ -312,8 +312,8 @@ class TrainConfig:
     """Strategy for multiple processes (torchrun)."""
     compile: bool | Literal["blocks", "graphs"] | None = None
     """True: compile the whole model with torch.compile; "blocks": compile only the transformer blocks, which takes
-    seconds instead of a minute; "graphs": only record CUDA graphs, which the other two also use if possible. On a
-    GPU, the default is "blocks" if that makes the run shorter, otherwise "graphs"."""
+    10 to 20 seconds instead of a minute; "graphs": only record CUDA graphs, which the other two also use if possible.
+    On a GPU, the default is "blocks" if that makes the run shorter, otherwise "graphs"."""
     checkpoint_blocks: bool = False
     """Activation checkpointing: recompute blocks in the backward pass to save memory."""
 

@@ -6,6 +6,7 @@ run shorter; all blocks run the same code, which is compiled only once. --compil
 gives the fastest steps but takes a minute.
 """
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,16 +26,21 @@ COMPILE_SECONDS, SPEED_UP = 10.0, 1.3
 WARM_UP, MEASURED = 3, 5  # steps
 # The model or its blocks must be compiled again for evaluation. This pays off with at least this many evaluated images.
 EVALUATED_IMAGES = 500_000
+GRAPH_MEMORY = 0.4  # largest fraction of a GPU's memory for a step that is recorded
 
 
-def uncompiled_blocks(uncompiled: bool) -> AbstractContextManager[object]:
-    """If `uncompiled`, run compiled blocks without compilation inside the `with` block."""
-    return torch.compiler.set_stance("force_eager") if uncompiled else nullcontext()
+def eager_if(condition: bool) -> AbstractContextManager[object]:
+    """If `condition`, run compiled modules without compilation inside the `with` block."""
+    return torch.compiler.set_stance("force_eager") if condition else nullcontext()
 
 
 def suits_graphs(config: TrainConfig, world: World, called_once: bool) -> bool:
-    """Return True if CUDA graphs support the step: their outputs must be consumed before the next call."""
-    return world.device.type == "cuda" and not world.many and config.accumulate == 1 and called_once
+    """Return True if CUDA graphs support the step.
+
+    Their outputs must be consumed before the next call, and activation checkpointing reads the state of the RNG.
+    """
+    single = world.device.type == "cuda" and not world.many and config.accumulate == 1
+    return single and called_once and not config.checkpoint_blocks
 
 
 def compiled(module: nn.Module, graphs: bool) -> nn.Module:
@@ -45,24 +51,34 @@ def compiled(module: nn.Module, graphs: bool) -> nn.Module:
 class GraphedModule(nn.Module):
     """Replays the forward and backward pass of a module as CUDA graphs, which are recorded in the first call.
 
-    All calls must have inputs of the same shape. Kernels and random numbers are those of the module itself.
+    Inputs of another shape than in the first call are passed to the module itself.
     """
 
     def __init__(self, module: nn.Module):
         super().__init__()
         self.module = module
+        self.shapes: list[torch.Size] = []
         self._replay: Callable[..., Any] | None = None
 
     def forward(self, *inputs: Tensor) -> Any:
         if self._replay is None:
-            # Recording keeps nodes of the autograd graph that belong to its own stream, which torch handles correctly.
+            self._check(*inputs)
+            self.shapes = [tensor.shape for tensor in inputs]
+            copies = tuple(tensor.clone() for tensor in inputs)  # replaced by the inputs of every call
+            # Recording keeps nodes of the autograd graph that belong to its own stream. Autograd synchronises streams.
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-            # A cached half-precision copy of a weight would not be updated in later calls.
-            dtype, mixed = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
-            with torch.autocast("cuda", dtype, mixed, cache_enabled=False):
-                self._replay = torch.cuda.make_graphed_callables(_Call(self.module), inputs, allow_unused_input=True)
+            self._replay = torch.cuda.make_graphed_callables(_Call(self.module), copies, allow_unused_input=True)
             torch.cuda.empty_cache()  # the graphs have their own memory
-        return self._replay(*inputs)
+        return (self._replay if [tensor.shape for tensor in inputs] == self.shapes else self.module)(*inputs)
+
+    def _check(self, *inputs: Tensor) -> None:
+        """Raise RuntimeError if the module waits for the GPU. During a recording, CUDA could not recover from this."""
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self.module(*inputs)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
 
 
 class _Call(nn.Module):
@@ -88,14 +104,29 @@ def compile_blocks(blocks: Sequence[nn.Module]) -> None:
 
 
 def record_graphs(stepper: Stepper, rehearse: Callable[[], None]) -> str:
-    """Use CUDA graphs for the steps. If they cannot be recorded, return the reason and keep the present module."""
-    module, stepper.compiled = stepper.compiled, GraphedModule(stepper.compiled)
-    try:
-        rehearse()
-    except Exception as error:  # any operation that waits for the GPU raises an error
-        stepper.compiled = module
-        return _first_words(error)
-    return ""
+    """Use CUDA graphs for the steps, after `rehearse` has run without them. If they fail, return the reason.
+
+    The memory of a step remains reserved for the graphs. A step that needs much of it keeps the GPU busy anyway.
+    """
+    available = torch.cuda.is_available()
+    if available and torch.cuda.max_memory_allocated() > GRAPH_MEMORY * torch.cuda.mem_get_info()[1]:
+        return f"a step needs more than {GRAPH_MEMORY:.0%} of the memory"
+    stream = torch.cuda.current_stream() if available else None
+    stepper.compiled = GraphedModule(stepper.compiled)
+    if failed := _error(rehearse):
+        if stream is not None:
+            torch.cuda.set_stream(stream)  # a failed recording does not leave its own stream
+        release_graphs(stepper)
+    return failed
+
+
+def release_graphs(stepper: Stepper) -> None:
+    """Stop using CUDA graphs, and free their memory."""
+    if isinstance(stepper.compiled, GraphedModule):
+        stepper.compiled = stepper.compiled.module
+        gc.collect()  # a recorded module refers to itself
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def choose_compile(
@@ -105,33 +136,33 @@ def choose_compile(
 
     `rehearse` runs a training step without updating weights.
     """
-    module = stepper.compiled
+    rehearse()  # errors of the model itself must not be taken for errors of the compiler
     failed = record_graphs(stepper, rehearse) if graphs else "not supported for this run"
     seconds = max(world.gather(steps * seconds_per_step(rehearse, world.device)))  # the same choice in all processes
-    estimate = f"all steps together take about {roughly(seconds)}"
+    value: str | bool = False if failed else "graphs"
+    reason = f"without compiling, all steps together take about {roughly(seconds)}"
     if blocks and seconds * (1 - 1 / SPEED_UP) >= COMPILE_SECONDS:
-        stepper.compiled = module
+        release_graphs(stepper)
         compile_blocks(blocks)
-        reason = ""
-        try:
-            rehearse()
-        except Exception as error:  # torch.compile raises many kinds of errors, e.g. if there is no C compiler
-            reason = _first_words(error)
-        if not any(world.gather(reason)):
-            if not failed:
-                record_graphs(stepper, rehearse)
-            return Choice("compile", "blocks", f"without compiling, {estimate}")
-        for block in blocks:
-            block._compiled_call_impl = None
-        estimate = f"torch.compile failed: {next(filter(None, world.gather(reason)))}"
-        failed = failed or record_graphs(stepper, rehearse)
-    return Choice(
-        "compile", False if failed else "graphs", estimate + (f"; no CUDA graphs: {failed}" if failed else "")
-    )
+        # torch.compile raises many kinds of errors, e.g. if there is no C compiler.
+        if broken := next(filter(None, world.gather(_error(rehearse))), ""):
+            reason = f"torch.compile failed: {broken}"
+            for block in blocks:
+                block._compiled_call_impl = None
+        else:
+            value = "blocks"
+        if not failed:
+            failed = record_graphs(stepper, rehearse)
+    return Choice("compile", value, f"{reason}; no CUDA graphs: {failed}" if failed else reason)
 
 
-def _first_words(error: Exception) -> str:
-    return single_spaced(str(error) or type(error).__name__, 80)
+def _error(function: Callable[[], None]) -> str:
+    """Call a function. If it raises an error, return the beginning of the message."""
+    try:
+        function()
+    except Exception as error:
+        return single_spaced(str(error) or type(error).__name__, 80)
+    return ""
 
 
 def seconds_per_step(rehearse: Callable[[], None], device: torch.device) -> float:

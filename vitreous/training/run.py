@@ -26,6 +26,7 @@ from vitreous.tasks.base import Task, check_preset, open_init
 from vitreous.tasks.config import TrainConfig, typed_overrides, with_fields
 from vitreous.training import checkpoint, run_folder
 from vitreous.training.checkpoint import Progress, Saver, read_progress
+from vitreous.training.compiling import release_graphs
 from vitreous.training.defaults import Chosen, choose, open_pretrained
 from vitreous.training.optimizer_step import rate_fraction
 from vitreous.training.progress import (
@@ -145,6 +146,7 @@ def train(
         before = _previous_progress(folder, job, console) if resume else Progress()
         with job.trackers.started(folder, resume) if here.first else nullcontext():
             _train_with_display(job, folder, before.step, resume)
+            release_graphs(job.stepper)
             with phases("report"):
                 metrics = summarise(job, folder, console, notes)
             job.trackers.log({"step": job.total_steps, **metrics}, prefix="final_")

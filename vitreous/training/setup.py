@@ -54,10 +54,10 @@ from vitreous.training.compiling import (
     compile_blocks,
     compiled,
     compiled_evaluation,
+    eager_if,
     record_graphs,
     repeat,
     suits_graphs,
-    uncompiled_blocks,
 )
 from vitreous.training.ddp_fsdp import parallelise
 from vitreous.training.lda_head import LdaHead
@@ -114,7 +114,7 @@ class Job:
         loader = self.evaluator(source)
         batches = loader if display is None else display.evaluating(loader, len(loader))
         ema = self.state.ema.applied() if self.state.ema is not None else nullcontext()
-        with ema, uncompiled_blocks(self.config.compile == "blocks" and self.evaluated_images < EVALUATED_IMAGES):
+        with ema, eager_if(self.config.compile == "blocks" and self.evaluated_images < EVALUATED_IMAGES):
             mine = self.task.evaluate(self.stepper.evaluated, with_targets(batches, source), self.stepper.precision)
         return type(mine).join(self.world.gather(mine))
 
@@ -216,8 +216,10 @@ def compile_step(job: Job, called_once: bool) -> Job:
         elif config.compile in ("blocks", "graphs"):
             if config.compile == "blocks":
                 compile_blocks(blocks)
-            if graphs:
-                record_graphs(stepper, rehearse)
+            rehearse()
+            failed = record_graphs(stepper, rehearse) if graphs else "not supported for this run"
+            if failed and (graphs or config.compile == "graphs"):
+                job.notes.append(f"no CUDA graphs: {failed}")
         else:
             stepper.compiled = compiled(stepper.module, graphs)
             if job.evaluated_images >= EVALUATED_IMAGES:
@@ -310,7 +312,8 @@ def eval_loader(
     reader = Reader(source, model.image_size, model.channels, model.preprocessing, masks=masks)
     needed = kept_bytes(reader) / place.world_size
     fits = (where for where in (device, torch.device("cpu")) if needed <= KEPT_FRACTION / 2 * free_memory(where.type))
-    return EvalLoader(reader, place, workers, keep=next(fits, None), threads=decoding_threads(source))
+    keep = next(fits, None)
+    return EvalLoader(reader, place, workers, keep, decoding_threads(source) if keep is not None else 1)
 
 
 def decoding_threads(source: Source) -> int:
@@ -318,6 +321,6 @@ def decoding_threads(source: Source) -> int:
 
     Small images are decoded by fewer threads, because more of them would only wait for the GIL.
     """
-    pixels = np.mean([height * width for height, width in sampled_sizes(source)] or [0])
+    pixels = np.mean([height * width for height, width in sampled_sizes(source, 20)] or [0])
     most = SMALL_IMAGE_THREADS if pixels < SMALL_IMAGE else MOST_THREADS
     return min(max(cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1), most)
