@@ -1,7 +1,8 @@
 """The page of `vitreous serve` in Chromium: time to the first map, hover latency, and frames per second while hovering.
 
-Each round starts a new browser. "First map" is the time from choosing an image until its attention is drawn, with the
-model loaded; it includes the upload and the forward pass. Nothing else should run on the machine.
+Each round starts a new browser with an image that the server has not seen. "First map" is the time from choosing an
+image until its attention is drawn, with the model loaded; it includes the upload and the forward pass. Nothing else
+should run on the machine.
 
     python -m benchmarks.served_page CHECKPOINT [--image FILE] [--rounds 5]
 """
@@ -11,6 +12,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.web_page import FLAGS, TIMEOUT, find_browser, hover_times, print_medians
@@ -48,8 +51,8 @@ class Options:
 
 def main(options: Options) -> None:
     browser = find_browser()
-    with served(options.checkpoint, options.port) as url:
-        rows = [measure(browser, url, options.image) for _ in range(options.rounds)]
+    with served(options.checkpoint, options.port) as url, tempfile.TemporaryDirectory() as folder:
+        rows = [measure(browser, url, altered(options.image, i, folder)) for i in range(options.rounds)]
     print_medians(f"{options.checkpoint} on a server", rows)
 
 
@@ -71,6 +74,16 @@ def served(checkpoint: str, port: int) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait()
+
+
+def altered(image: Path, number: int, folder: str) -> Path:
+    """Write a copy of an image with another pixel, which the server has not seen before."""
+    with Image.open(image) as opened:
+        copy = opened.convert("RGB")
+    copy.putpixel((0, 0), (number, 0, 0))
+    file = Path(folder, f"{number}.png")
+    copy.save(file)
+    return file
 
 
 def measure(browser: str, url: str, image: Path) -> dict[str, float]:
