@@ -208,7 +208,7 @@ CATALOG: dict[str, Pretrained] = {
     **_family("2111.09883", "mit", EVALUATED, {
         "swinv2-ti-w8": ("swinv2_tiny_window8_256.ms_in1k", "SwinV2-Ti/4-w8", 256, 28.3, 81.8),
         "swinv2-ti-w16": ("swinv2_tiny_window16_256.ms_in1k", "SwinV2-Ti/4-w16", 256, 28.3, 82.8),
-        "swinv2-s-w8": ("swinv2_small_window8_256.ms_in1k", "SwinV2-S/4-w8", 256, 49.7, 83.9),
+        "swinv2-s-w8": ("swinv2_small_window8_256.ms_in1k", "SwinV2-S/4-w8", 256, 49.7, 83.8),
         "swinv2-s-w16": ("swinv2_small_window16_256.ms_in1k", "SwinV2-S/4-w16", 256, 49.7, 84.2),
         "swinv2-b-w8": ("swinv2_base_window8_256.ms_in1k", "SwinV2-B/4-w8", 256, 87.9, 84.2),
         "swinv2-b-w16": ("swinv2_base_window16_256.ms_in1k", "SwinV2-B/4-w16", 256, 87.9, 84.6),
@@ -219,7 +219,7 @@ CATALOG: dict[str, Pretrained] = {
             "swinv2_base_window12to24_192to384.ms_in22k_ft_in1k", "SwinV2-B/4-w12to24", 384, 87.9, 87.1,
         ),
         "swinv2-l-w16-in21k-ft": (
-            "swinv2_large_window12to16_192to256.ms_in22k_ft_in1k", "SwinV2-L/4-w12to16", 256, 196.7, 87.0,
+            "swinv2_large_window12to16_192to256.ms_in22k_ft_in1k", "SwinV2-L/4-w12to16", 256, 196.7, 86.9,
         ),
         "swinv2-l-384-in21k-ft": (
             "swinv2_large_window12to24_192to384.ms_in22k_ft_in1k", "SwinV2-L/4-w12to24", 384, 196.7, 87.5,
