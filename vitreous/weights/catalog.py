@@ -146,7 +146,7 @@ CATALOG: dict[str, Pretrained] = {
         "vit-b16-in21k": ("vit_base_patch16_224.orig_in21k", "ViT-B/16", 224, 85.8, 84.5),
         "vit-l32-in21k": ("vit_large_patch32_224.orig_in21k", "ViT-L/32", 224, 305.5, 81.9),
         "vit-l16-in21k": ("vit_large_patch16_224.orig_in21k", "ViT-L/16", 224, 303.3, 85.1),
-        "vit-h14-in21k": ("vit_huge_patch14_224.orig_in21k", "ViT-H/14", 224, 630.8, None),
+        "vit-h14-in21k": ("vit_huge_patch14_224.orig_in21k", "ViT-H/14", 224, 630.8, 85.1),
         "vit-r50-b16-in21k": ("vit_base_r50_s16_224.orig_in21k", "R50+ViT-B/16", 224, 97.9, 85.1),
     }),
     **_family("2010.11929", "apache-2.0", EVALUATED, {
