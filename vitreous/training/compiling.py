@@ -8,6 +8,7 @@ gives the fastest steps but takes a minute.
 
 import gc
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -74,7 +75,9 @@ class GraphedModule(nn.Module):
     def _check(self, *inputs: Tensor) -> None:
         """Raise RuntimeError if the module waits for the GPU. During a recording, CUDA could not recover from this."""
         mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls this mode a prototype
+            torch.cuda.set_sync_debug_mode("error")
         try:
             self.module(*inputs)
         finally:
