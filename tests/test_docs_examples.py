@@ -49,14 +49,14 @@ def test_python_examples_run(path: Path) -> None:
     "block", SHELL, ids=lambda block: f"{block.path.name}: {block.text.split('#')[0].strip()[:40]}"
 )
 def test_commands_are_accepted(block: Block, monkeypatch: pytest.MonkeyPatch, command: CommandLine) -> None:
-    app = ParserOnly()
-    monkeypatch.setattr(main, "app", app)
+    called: list[str] = []
+    monkeypatch.setattr(main, "COMMANDS", {name: parser_only(name, called) for name in main.COMMANDS})
     for words in block.commands():
         given = arguments(words)
         if given is not None:
             done = command(*given)
             assert done.returncode == 0, done.stderr
-            assert app.called.pop() == given[0]
+            assert called.pop() == given[0]
         elif words[0] == "make":
             assert set(words[1:]) <= set(TARGETS)
         elif "pip" in words[:3] or "-m" in words:
@@ -65,23 +65,17 @@ def test_commands_are_accepted(block: Block, monkeypatch: pytest.MonkeyPatch, co
             assert words[0] in OTHER_PROGRAMS or "python" in words[0], words
 
 
-class ParserOnly:
-    """Replaces the `vitreous` app by one whose commands only check their arguments."""
+def parser_only(name: str, called: list[str]) -> Any:
+    """Return a command with the same arguments that only checks them, and adds its name to `called`."""
 
-    def __init__(self) -> None:
-        self.called: list[str] = []
+    @functools.wraps(main.COMMANDS[name])
+    def check(*values: Any, **named: Any) -> None:
+        called.append(name)
+        if name == "train":
+            (flags,) = [*values, *named.values()]
+            flags.config()
 
-    def cli(self, prog: str, description: str, config: Any, args: list[str]) -> None:
-        function = main.COMMANDS[args[0]]
-
-        @functools.wraps(function)
-        def check(*values: Any, **named: Any) -> None:
-            self.called.append(args[0])
-            if args[0] == "train":
-                (flags,) = [*values, *named.values()]
-                flags.config()
-
-        main.tyro.cli(check, prog=prog, config=config, args=args[1:])
+    return check
 
 
 def check_module(words: list[str]) -> None:
