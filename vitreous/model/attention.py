@@ -87,6 +87,16 @@ class SelfAttention(nn.Module):
         """Concatenate the heads and apply the output layer (equation 8)."""
         return self.output_dropout(self.output(self.output_norm(gathered.transpose(1, 2).flatten(2))))
 
+    def packed_weight(self, dtype: torch.dtype) -> Float[Tensor, "three_inner d"]:
+        """Return the weights of queries, keys and values as one matrix, which reads the tokens only once."""
+        return torch.cat([part.weight.to(dtype) for part in (self.q, self.k, self.v)])
+
+    def packed_bias(self, dtype: torch.dtype) -> Float[Tensor, " three_inner"] | None:
+        parts = [None if part.bias is None else part.bias.to(dtype) for part in (self.q, self.k, self.v)]
+        if (first := parts[0]) is None:
+            return None
+        return torch.cat([torch.zeros_like(first) if part is None else part for part in parts])
+
     def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the queries, keys and values (equation 5), split into heads."""
         q, k, v = (into_heads(part(tokens), self.num_heads) for part in (self.q, self.k, self.v))

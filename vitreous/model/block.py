@@ -28,6 +28,7 @@ class GeluMlp(nn.Module):
     def __init__(self, width: int, mlp_width: int, approximation: GeluApproximation, dropout: float = 0.0):
         super().__init__()
         self.up = xavier_(nn.Linear(width, mlp_width))
+        self.approximation = approximation
         self.activation = QuickGelu() if approximation == "quick" else nn.GELU(TORCH_NAMES[approximation])
         self.dropout = nn.Dropout(dropout)
         self.down = xavier_(nn.Linear(mlp_width, width))
@@ -84,10 +85,14 @@ class StochasticDepth(nn.Module):
         self.rate = rate
 
     def forward(self, branch: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        factors = self.factors(branch)
+        return branch if factors is None else branch * factors[:, None, None].to(branch.dtype)
+
+    def factors(self, branch: Float[Tensor, "b t d"]) -> Float[Tensor, " b"] | None:
+        """Draw the factor of each image, or return None if all are 1."""
         if not self.training or self.rate == 0:
-            return branch
-        keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
-        return branch * (keep / (1 - self.rate)).to(branch.dtype)
+            return None
+        return (torch.rand(branch.shape[0], device=branch.device) >= self.rate) / (1 - self.rate)
 
 
 class Block(nn.Module):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from vitreous.model.attention import AttentionTerms, terms_of_layer
 from vitreous.model.attention_layer import AttentionLayer
 from vitreous.model.block import Block
+from vitreous.model.fused_encoder import Kernels, compute_dtype, encode, unsupported
 from vitreous.model.position import PositionEmbedding
 from vitreous.model.tokens import Layout
 
@@ -31,9 +33,20 @@ class Encoder(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Compute the tokens after the last layer (z_L) from the embedded tokens (z_0)."""
         terms = position.attend(layout, tokens.device)
+        if self.kernels(position, tokens.device, compute_dtype(tokens)).scope == "blocks":
+            return encode(self.blocks, tokens, terms)
         for layer in range(len(self.blocks)):
             tokens = self.step(layer, tokens, terms, layout, position)
         return tokens
+
+    def kernels(self, position: PositionEmbedding, device: torch.device, dtype: torch.dtype) -> Kernels:
+        """Return whether `forward` uses the fused kernels."""
+        if self.recompute and self.training:
+            return Kernels("none", "activation checkpointing")
+        if type(position).between is not PositionEmbedding.between:
+            return Kernels("none", "position embedding between the blocks")
+        reason = unsupported(self.blocks, device, dtype)
+        return Kernels("none", reason) if reason else Kernels("blocks")
 
     def walk(
         self, tokens: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding

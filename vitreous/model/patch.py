@@ -62,7 +62,8 @@ class PatchEmbedding(nn.Module):
         """Project all patches in row-major order, or only those at `keep_indices`."""
         images = self._fit(images)
         grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
-        if self.method == "conv" and keep_indices is None:
+        # On a GPU, the gradient of a convolution with few channels is several times as slow as that of a linear layer.
+        if self.method == "conv" and keep_indices is None and not images.is_cuda:
             return self.projection(images).flatten(2).transpose(1, 2), grid
         patches = cut(images, self.patch_size)
         return self.project(patches if keep_indices is None else pick(patches, keep_indices)), grid

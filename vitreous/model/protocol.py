@@ -18,6 +18,7 @@ from vitreous.common.checks import Size, as_size
 from vitreous.model.attention_layer import AttentionStep
 from vitreous.model.base_config import ModelConfig as ModelConfig
 from vitreous.model.familiarity import Familiarity
+from vitreous.model.fused_encoder import Kernels
 from vitreous.model.heads import build_head, copy_rows
 from vitreous.model.options import LinearHead
 from vitreous.model.pooling import Pooling
@@ -164,6 +165,10 @@ class Model(nn.Module):
         In distributed training, each trainable parameter must get a gradient.
         """
         self.pool.requires_grad_(False)
+
+    def kernels(self, device: torch.device, dtype: torch.dtype) -> Kernels:
+        """Return which parts fused GPU kernels compute in this precision."""
+        return Kernels("none", f"none exist for a {self.config.summary}")
 
     def recompute_blocks(self) -> None:
         """In training, recompute each block in the backward pass instead of storing its activations."""

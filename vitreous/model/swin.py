@@ -28,9 +28,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitreous.common.checks import Size
+from vitreous.kernels import missing
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.attention_layer import AttentionLayer, AttentionStep, Merge
 from vitreous.model.block import GeluMlp, StochasticDepth
+from vitreous.model.fused_encoder import Kernels, compute_dtype, has_hooks
 from vitreous.model.init import small_
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.options import Interpolation
@@ -144,9 +146,33 @@ class WindowSelfAttention(SelfAttention):
         )
         self.position = position
 
+    def bias(self, terms: WindowTerms) -> Float[Tensor, "heads t t"]:
+        return self.position(terms.windows.size)[terms.offsets].permute(2, 0, 1)
+
+    def fused(self, tokens: Float[Tensor, "b n d"], terms: WindowTerms) -> Float[Tensor, "b n d"] | None:
+        """Compute the output for tokens on the grid with a fused kernel, or return None if that is not possible."""
+        dtype = compute_dtype(tokens)
+        if terms.indices is None or self.kernel_obstacle(tokens.device, dtype):
+            return None
+        from vitreous.kernels.window_attention import supports, window_attention
+
+        if not supports(terms.indices.shape[1], self.head_dim):
+            return None
+        qkv = F.linear(tokens.to(dtype), self.packed_weight(dtype), self.packed_bias(dtype))
+        gathered = window_attention(qkv, terms.indices, self.bias(terms).contiguous(), terms.separated, self.scale)
+        return self.output_dropout(self.output(gathered))
+
+    def kernel_obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Return the reason why `fused` cannot be used, or None."""
+        if type(self) is not WindowSelfAttention:
+            return "cosine attention"
+        if (self.training and self.dropout) or any(map(has_hooks, (self, self.q, self.k, self.v))):
+            return "dropout of attention weights or hooks"
+        return missing(device, dtype)
+
     def terms(self, terms: WindowTerms, batch: int) -> AttentionTerms:
         """Compute the bias of all windows of a batch. It is the same in all windows, except those with a mask."""
-        bias = self.position(terms.windows.size)[terms.offsets].permute(2, 0, 1)
+        bias = self.bias(terms)
         if terms.separated is None:
             return AttentionTerms(bias=bias)
         masked = torch.where(terms.separated[:, None], bias + MASKED, bias)
@@ -200,8 +226,12 @@ class SwinBlock(nn.Module):
             nn.init.zeros_(self.mlp_norm.weight)
 
     def forward(self, tokens: Float[Tensor, "b n d"], terms: WindowTerms) -> Float[Tensor, "b n d"]:
-        inputs, bias = self._windows(tokens, terms)
-        return self._add(tokens, join(self.attention(inputs, bias), terms.windows))
+        inputs = self._inputs(tokens)
+        attended = self.attention.fused(inputs, terms)
+        if attended is None:
+            bias = self.attention.terms(terms, tokens.shape[0])
+            attended = join(self.attention(split(_to_autocast_dtype(inputs), terms.windows), bias), terms.windows)
+        return self._add(tokens, attended)
 
     def with_weights(
         self, tokens: Float[Tensor, "b n d"], weights: Float[Tensor, "b windows heads t t"], terms: WindowTerms
@@ -218,8 +248,11 @@ class SwinBlock(nn.Module):
         return weights.reshape(tokens.shape[0], -1, *weights.shape[1:])
 
     def _windows(self, tokens: Tensor, terms: WindowTerms) -> tuple[Tensor, AttentionTerms]:
-        inputs = tokens if self.post_norm else self.attention_norm(tokens)
-        return split(_to_autocast_dtype(inputs), terms.windows), self.attention.terms(terms, tokens.shape[0])
+        inputs = _to_autocast_dtype(self._inputs(tokens))
+        return split(inputs, terms.windows), self.attention.terms(terms, tokens.shape[0])
+
+    def _inputs(self, tokens: Tensor) -> Tensor:
+        return tokens if self.post_norm else self.attention_norm(tokens)
 
     def _add(self, tokens: Tensor, attended: Tensor) -> Tensor:
         """Add the output of the attention and the MLP to the tokens."""
@@ -289,7 +322,9 @@ class Stage(nn.Module):
         size, shift = fit_windows(grid, self.window, self.rule)
         offsets, shifted = pair_offsets(size, device), Windows(grid, size, shift, shift_first=self.rule == "timm")
         plain = shifted._replace(shift=(0, 0))
-        return WindowTerms(plain, offsets, None), WindowTerms(shifted, offsets, separated_pairs(shifted, device))
+        separated, full = separated_pairs(shifted, device), shifted.padding == (0, 0)
+        first, second = (windows.token_indices(device) if full else None for windows in (plain, shifted))
+        return WindowTerms(plain, offsets, None, first), WindowTerms(shifted, offsets, separated, second)
 
     def step(self, number: int, tokens: Float[Tensor, "b n d"], terms: Sequence[WindowTerms]) -> Float[Tensor, "b n d"]:
         block = self.blocks[number]
@@ -414,6 +449,11 @@ class Swin(Model):
     def positions(self) -> PositionEmbedding:
         """Relative positions in a window of the first block."""
         return WindowPosition(cast(SwinBlock, self.blocks[0]).attention.position)
+
+    def kernels(self, device: torch.device, dtype: torch.dtype) -> Kernels:
+        attention = cast(SwinBlock, self.blocks[0]).attention
+        reason = attention.kernel_obstacle(device, dtype)
+        return Kernels("none", reason) if reason else Kernels("attention in windows")
 
     def recompute_blocks(self) -> None:
         for stage in self._stages:

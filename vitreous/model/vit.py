@@ -13,6 +13,7 @@ from vitreous.common.checks import Size
 from vitreous.model.attention_layer import AttentionStep
 from vitreous.model.config import ViTConfig
 from vitreous.model.encoder import Encoder, EncoderLayer
+from vitreous.model.fused_encoder import Kernels
 from vitreous.model.heads import build_head
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.patch import PatchEmbedding
@@ -142,6 +143,9 @@ class ViT(Model):
 
     def recompute_blocks(self) -> None:
         self.encoder.recompute = True
+
+    def kernels(self, device: torch.device, dtype: torch.dtype) -> Kernels:
+        return self.encoder.kernels(self.position, device, dtype)
 
     # ---- Attention and intermediate features ----
 

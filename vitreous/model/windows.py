@@ -32,9 +32,9 @@ class Windows(NamedTuple):
         """Rows and columns of windows."""
         return (-(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1]))
 
-    def token_indices(self) -> Int[Tensor, "windows t"]:
+    def token_indices(self, device: torch.device | None = None) -> Int[Tensor, "windows t"]:
         """Return the index on the grid of each token of each window, or -1 for padding."""
-        numbers = torch.arange(1, 1 + math.prod(self.grid))[None, :, None]
+        numbers = torch.arange(1, 1 + math.prod(self.grid), device=device)[None, :, None]
         return split(numbers.double(), self)[..., 0].long() - 1
 
     def neighbours(self) -> Int[Tensor, "n t"]:
@@ -106,6 +106,7 @@ class WindowTerms(NamedTuple):
     windows: Windows
     offsets: Int[Tensor, "t t"]  # index of each pair of tokens in the table of relative positions
     separated: Tensor | None  # [windows, t, t]: see `separated_pairs`
+    indices: Int[Tensor, "windows t"] | None  # `token_indices`, or None if there is padding
 
 
 def pair_offsets(size: Size, device: torch.device) -> Int[Tensor, "t t"]:

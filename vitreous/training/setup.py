@@ -202,6 +202,9 @@ def compile_step(job: Job, called_once: bool) -> Job:
     `called_once` is True if a step calls the module only once, which CUDA graphs require.
     """
     config, world, stepper, blocks = job.config, job.world, job.stepper, job.state.model.backbone.blocks
+    kernels = job.state.model.backbone.kernels(world.device, stepper.precision)
+    if world.device.type == "cuda":
+        job.notes.append(f"kernels = {kernels}")
     automatic = config.compile is None and world.device.type == "cuda" and job.task.long_steps
     if not automatic and not config.compile:
         return dataclasses.replace(job, config=dataclasses.replace(config, compile=False))
@@ -209,7 +212,7 @@ def compile_step(job: Job, called_once: bool) -> Job:
     graphs = suits_graphs(config, world, called_once)
     with job.phases("compile"):
         if automatic:
-            supported = () if config.parallel == "fsdp" else blocks
+            supported = () if config.parallel == "fsdp" or kernels.scope == "blocks" else blocks
             choice = choose_compile(stepper, rehearse, job.total_steps, supported, graphs, world)
             config = dataclasses.replace(config, compile=choice.value)
             job.notes.append(f"compile = {choice.value} ({choice.reason})")

@@ -1,0 +1,135 @@
+"""Each fused kernel equals its plain PyTorch operation in float64, as do its gradients, for many shapes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradient_parity import DEVICE, check_parity, random
+from vitreous.kernels.add_norm import Branch, add_norm, layer_norm, plain_add_norm
+from vitreous.kernels.attention import attention, plain_attention, supports
+from vitreous.kernels.bias_gelu import bias_gelu, plain_bias_gelu
+from vitreous.kernels.window_attention import plain_window_attention, window_attention
+from vitreous.model.windows import Windows, separated_pairs
+
+FP32 = torch.float32
+
+
+@settings(max_examples=12)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 19),
+    st.integers(8, 70),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_add_norm(b: int, t: int, d: int, bias: bool, scale: bool, factor: bool, half: bool) -> None:
+    dtype = torch.float16 if half else torch.bfloat16
+    tensors = [
+        random(b, t, d, dtype=dtype),
+        random(b, t, d, dtype=dtype),
+        random(d, dtype=FP32) if bias else None,
+        random(d, dtype=FP32) if scale else None,
+        (torch.rand(b, device=DEVICE) > 0.3) / 0.7 if factor else None,
+        random(d, dtype=FP32),
+        random(d, dtype=FP32),
+    ]
+
+    def call(operation, tokens, values, value_bias, scales, factors, weight, norm_bias):  # type: ignore[no-untyped-def]
+        return operation(tokens, Branch(values, value_bias, scales, factors), weight, norm_bias, 1e-3)
+
+    check_parity(lambda *all: call(add_norm, *all), lambda *all: call(plain_add_norm, *all), tensors, 1e-2)
+
+
+@settings(max_examples=5)
+@given(st.integers(1, 3), st.integers(1, 19), st.integers(8, 70))
+def test_layer_norm(b: int, t: int, d: int) -> None:
+    check_parity(
+        lambda x, w, c: layer_norm(x, w, c, 1e-3),
+        lambda x, w, c: torch.nn.functional.layer_norm(x, (d,), w, c, 1e-3),
+        [random(b, t, d), random(d, dtype=FP32), random(d, dtype=FP32)],
+    )
+
+
+@settings(max_examples=8)
+@given(st.integers(1, 40), st.integers(1, 300), st.sampled_from(["erf", "tanh", "quick"]))
+def test_bias_gelu(rows: int, width: int, kind: str) -> None:
+    tensors = [random(1, rows, width, scale=2.0), random(width, dtype=FP32)]
+    check_parity(lambda x, c: bias_gelu(x, c, kind), lambda x, c: plain_bias_gelu(x, c, kind), tensors)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "head_dim"), [(1, 1, 64), (17, 3, 16), (65, 2, 24), (197, 1, 64), (256, 1, 32)]
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_attention(tokens: int, heads: int, head_dim: int, bias: bool) -> None:
+    assert supports(tokens, head_dim)
+    width = heads * head_dim
+    tensors = [random(2, tokens, 3 * width), random(3 * width, dtype=FP32) if bias else None]
+
+    def call(operation, qkv, qkv_bias):  # type: ignore[no-untyped-def]
+        return operation(qkv, qkv_bias, heads, 0.7 * head_dim**-0.5)
+
+    check_parity(lambda *all: call(attention, *all), lambda *all: call(plain_attention, *all), tensors, 1e-2)
+
+
+def test_attention_with_large_scores_is_finite() -> None:
+    qkv = random(1, 33, 3 * 32, scale=30.0).detach()
+    found, expected = attention(qkv, None, 1, 1.0), plain_attention(qkv.double(), None, 1, 1.0)
+    assert (found - expected).norm() / expected.norm() < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("side", "heads", "head_dim", "shift"), [(2, 1, 32, 0), (7, 2, 32, 3), (3, 3, 16, 1), (8, 1, 24, 0)]
+)
+def test_window_attention(side: int, heads: int, head_dim: int, shift: int) -> None:
+    windows = Windows((2 * side, side), (side, side), (shift, shift))
+    indices, separated = windows.token_indices(DEVICE), separated_pairs(windows, DEVICE)
+    bias = random(heads, side**2, side**2, dtype=FP32)
+    tensors = [random(3, 2 * side**2, 3 * heads * head_dim), bias]
+
+    def call(operation, qkv, table):  # type: ignore[no-untyped-def]
+        return operation(qkv, indices, table, separated, 0.7 * head_dim**-0.5)
+
+    check_parity(
+        lambda *all: call(window_attention, *all), lambda *all: call(plain_window_attention, *all), tensors, 1e-2
+    )
+
+
+def test_results_are_deterministic() -> None:
+    """Gradients of biases are sums over all tokens, whose order must not change."""
+    results = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        x, bias, qkv = random(3, 50, 48), random(48, dtype=FP32), random(3, 50, 3 * 48)
+        weight, shift = random(48, dtype=FP32), random(48, dtype=FP32)
+        summed, normed = add_norm(
+            attention(qkv, None, 3, 0.2), Branch(bias_gelu(x, bias, "erf"), bias), weight, shift, 1e-6
+        )
+        (summed * normed).sum().backward()
+        results.append([tensor.grad for tensor in (x, bias, qkv, weight, shift)])
+    for first, second in zip(*results, strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("mode", ["add_norm", "layer_norm", "bias_gelu", "attention", "window_attention"])
+def test_operations_are_registered_correctly(mode: str) -> None:
+    """torch.compile relies on their fake versions and gradients."""
+    x, vector, qkv = random(2, 5, 16), random(16, dtype=FP32), random(2, 5, 48)
+    arguments = {
+        "add_norm": (x, random(2, 5, 16), vector, random(16, dtype=FP32), None, vector, vector, 1e-6),
+        "layer_norm": (x, vector, vector, 1e-6),
+        "bias_gelu": (x, vector, "tanh"),
+        "attention": (qkv, random(48, dtype=FP32), 2, 0.3),
+        "window_attention": (
+            qkv,
+            torch.tensor([[2, 0, 4, 3, 1]], device=DEVICE),
+            random(2, 5, 5, dtype=FP32),
+            None,
+            0.3,
+        ),
+    }
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(getattr(torch.ops.vitreous, mode).default, arguments[mode], test_utils=tests)

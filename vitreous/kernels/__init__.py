@@ -1,0 +1,38 @@
+"""Fused GPU kernels in Triton, each beside the plain PyTorch operation that it must equal.
+
+`model/fused_encoder.py` uses them for the blocks of a ViT in 16-bit precision on an NVIDIA GPU, and `model/swin.py` for
+attention in windows. Set VITREOUS_KERNELS=off to use plain PyTorch everywhere.
+"""
+
+import functools
+import importlib.util
+import os
+
+import torch
+
+MIN_CAPABILITY = (8, 0)  # Ampere, the first GPUs with bfloat16
+
+
+def missing(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return the reason why the kernels cannot compute in `dtype` on a device, or None."""
+    if os.environ.get("VITREOUS_KERNELS", "on") == "off":
+        return "VITREOUS_KERNELS=off"
+    if device.type != "cuda":
+        return "no NVIDIA GPU"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"precision {str(dtype).removeprefix('torch.')}"
+    return _unsuitable()
+
+
+@torch.compiler.assume_constant_result
+def _unsuitable() -> str | None:
+    return _reason()
+
+
+@functools.cache
+def _reason() -> str | None:
+    if torch.version.cuda is None:
+        return "no NVIDIA GPU"
+    if torch.cuda.get_device_capability() < MIN_CAPABILITY:
+        return "a GPU older than Ampere"
+    return None if importlib.util.find_spec("triton") is not None else "triton is not installed"

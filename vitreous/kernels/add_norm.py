@@ -1,0 +1,298 @@
+"""Residual connection and layer norm in one pass over the tokens.
+
+b: batch; t: tokens; d: width.
+"""
+
+from typing import Any, NamedTuple, no_type_check
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous.kernels.launch import column_sums, multiprocessors
+
+PROGRAMS = 8  # per multiprocessor in the backward pass
+
+
+class Branch(NamedTuple):
+    """A residual branch: (values + bias) * scale * factor, each of which can be None except the values."""
+
+    values: Float[Tensor, "b t d"]
+    bias: Float[Tensor, " d"] | None = None  # of the linear layer that computed the values
+    scale: Float[Tensor, " d"] | None = None  # LayerScale
+    factor: Float[Tensor, " b"] | None = None  # stochastic depth
+
+
+def plain_add(tokens: Float[Tensor, "b t d"], branch: Branch) -> Float[Tensor, "b t d"]:
+    """Add a residual branch to the tokens."""
+    values = branch.values if branch.bias is None else branch.values + branch.bias.to(branch.values.dtype)
+    if branch.scale is not None:
+        values = values * branch.scale.to(values.dtype)
+    if branch.factor is not None:
+        values = values * branch.factor[:, None, None].to(values.dtype)
+    return tokens + values
+
+
+def plain_add_norm(
+    tokens: Float[Tensor, "b t d"],
+    branch: Branch,
+    weight: Float[Tensor, " d"],
+    bias: Float[Tensor, " d"],
+    eps: float,
+) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t d"]]:
+    """The operation of `add_norm` in plain PyTorch."""
+    tokens = plain_add(tokens, branch)
+    return tokens, F.layer_norm(tokens, tokens.shape[-1:], weight.to(tokens.dtype), bias.to(tokens.dtype), eps)
+
+
+def add_norm(
+    tokens: Float[Tensor, "b t d"],
+    branch: Branch,
+    weight: Float[Tensor, " d"],
+    bias: Float[Tensor, " d"],
+    eps: float,
+) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t d"]]:
+    """Return tokens + branch, and its layer norm."""
+    return torch.ops.vitreous.add_norm(tokens, *branch, weight, bias, eps)
+
+
+def layer_norm(
+    tokens: Float[Tensor, "b t d"], weight: Float[Tensor, " d"], bias: Float[Tensor, " d"], eps: float
+) -> Float[Tensor, "b t d"]:
+    """Layer norm with float32 statistics, which reads and writes 16-bit tokens once."""
+    return torch.ops.vitreous.layer_norm(tokens, weight, bias, eps)
+
+
+@triton.jit
+@no_type_check
+def _forward(
+    tokens, values, value_bias, scale, factor, weight, bias, summed, normed, count, width, eps,
+    ADD: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    valid = column < width
+    place = row.to(tl.int64) * width + column
+    x = tl.load(tokens + place, mask=valid, other=0.0).to(tl.float32)
+    if ADD:
+        branch = tl.load(values + place, mask=valid, other=0.0).to(tl.float32)
+        if BIAS:
+            branch += tl.load(value_bias + column, mask=valid, other=0.0).to(tl.float32)
+        if SCALE:
+            branch *= tl.load(scale + column, mask=valid, other=0.0).to(tl.float32)
+        if FACTOR:
+            branch *= tl.load(factor + row // count).to(tl.float32)
+        x += branch
+        tl.store(summed + place, x, mask=valid)
+        x = x.to(summed.dtype.element_ty).to(tl.float32)  # normalise what the backward pass will read
+    mean = tl.sum(x, 0) / width
+    centred = tl.where(valid, x - mean, 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
+    w = tl.load(weight + column, mask=valid, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=valid, other=0.0).to(tl.float32)
+    tl.store(normed + place, centred * rstd * w + b, mask=valid)
+
+
+@triton.jit
+@no_type_check
+def _backward(
+    grad_summed, grad_normed, summed, values, value_bias, scale, factor, weight, grad_tokens, grad_values, partial,
+    rows, count, width, eps, rows_per_program,
+    ADD: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, FACTOR: tl.constexpr, SUMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    valid = column < width
+    w = tl.load(weight + column, mask=valid, other=0.0).to(tl.float32)
+    if BIAS:
+        vb = tl.load(value_bias + column, mask=valid, other=0.0).to(tl.float32)
+    if SCALE:
+        s = tl.load(scale + column, mask=valid, other=0.0).to(tl.float32)
+    sum_weight = tl.zeros((BLOCK,), tl.float32)
+    sum_bias = tl.zeros((BLOCK,), tl.float32)
+    sum_value_bias = tl.zeros((BLOCK,), tl.float32)
+    sum_scale = tl.zeros((BLOCK,), tl.float32)
+    first = program * rows_per_program
+    start = first.to(tl.int64) * width + column  # offsets within a program fit into 32 bits
+    for row in range(first, tl.minimum(first + rows_per_program, rows)):
+        place = start + (row - first) * width
+        x = tl.load(summed + place, mask=valid, other=0.0).to(tl.float32)
+        g = tl.load(grad_normed + place, mask=valid, other=0.0).to(tl.float32)
+        mean = tl.sum(x, 0) / width
+        centred = tl.where(valid, x - mean, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
+        standard = centred * rstd
+        sum_weight += g * standard
+        sum_bias += g
+        scaled = g * w
+        grad = (scaled - tl.sum(scaled, 0) / width - standard * (tl.sum(scaled * standard, 0) / width)) * rstd
+        if ADD:
+            grad += tl.load(grad_summed + place, mask=valid, other=0.0).to(tl.float32)
+            branch = grad
+            if FACTOR:
+                branch *= tl.load(factor + row // count).to(tl.float32)
+            if SCALE:
+                value = tl.load(values + place, mask=valid, other=0.0).to(tl.float32)
+                if BIAS:
+                    value += vb
+                sum_scale += branch * value
+                branch *= s
+            if BIAS:
+                sum_value_bias += branch
+            if SCALE or FACTOR:
+                tl.store(grad_values + place, branch, mask=valid)
+        tl.store(grad_tokens + place, grad, mask=valid)
+    out = partial + program * SUMS * width + column
+    tl.store(out, sum_weight, mask=valid)
+    tl.store(out + width, sum_bias, mask=valid)
+    if BIAS:
+        tl.store(out + 2 * width, sum_value_bias, mask=valid)
+    if SCALE:
+        tl.store(out + (SUMS - 1) * width, sum_scale, mask=valid)
+
+
+def _warps(block: int) -> int:
+    return min(max(block // 256, 1), 16)
+
+
+@torch.library.custom_op("vitreous::add_norm", mutates_args=())
+def _add_norm(
+    tokens: Tensor,
+    values: Tensor,
+    value_bias: Tensor | None,
+    scale: Tensor | None,
+    factor: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    summed, normed = torch.empty_like(values), torch.empty_like(values)
+    _launch_forward(tokens, (values, value_bias, scale, factor), weight, bias, summed, normed, eps)
+    return summed, normed
+
+
+@torch.library.custom_op("vitreous::layer_norm", mutates_args=())
+def _layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    normed = torch.empty_like(tokens)
+    _launch_forward(tokens, (None, None, None, None), weight, bias, None, normed, eps)
+    return normed
+
+
+def _launch_forward(
+    tokens: Tensor,
+    branch: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+    weight: Tensor,
+    bias: Tensor,
+    summed: Tensor | None,
+    normed: Tensor,
+    eps: float,
+) -> None:
+    rows, width = tokens.shape[:-1].numel(), tokens.shape[-1]
+    block = triton.next_power_of_2(width)
+    given = [tensor is not None for tensor in branch]
+    _forward[(rows,)](
+        tokens, *branch, weight, bias, summed, normed, tokens.shape[-2], width, eps, *given, block,
+        num_warps=_warps(block),
+    )  # fmt: skip
+
+
+@torch.library.custom_op("vitreous::add_norm_backward", mutates_args=())
+def _add_norm_backward(
+    grad_summed: Tensor | None,
+    grad_normed: Tensor,
+    summed: Tensor,
+    values: Tensor | None,
+    value_bias: Tensor | None,
+    scale: Tensor | None,
+    factor: Tensor | None,
+    weight: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the tokens, of the values (empty if the same), and of weight, bias, value_bias, scale."""
+    rows, width = summed.shape[:-1].numel(), summed.shape[-1]
+    block = triton.next_power_of_2(width)
+    per_program = triton.cdiv(rows, PROGRAMS * multiprocessors(summed.device))
+    programs = triton.cdiv(rows, per_program)
+    sums = 2 + (value_bias is not None) + (scale is not None)
+    partial = torch.empty(programs, sums, width, dtype=torch.float32, device=summed.device)
+    grad_tokens = torch.empty_like(summed)
+    grad_values = torch.empty_like(summed) if scale is not None or factor is not None else summed.new_empty(0)
+    given = [tensor is not None for tensor in (grad_summed, value_bias, scale, factor)]
+    _backward[(programs,)](
+        grad_summed, grad_normed, summed, values, value_bias, scale, factor, weight, grad_tokens, grad_values, partial,
+        rows, summed.shape[-2], width, eps, per_program, *given, sums, block,
+        num_warps=_warps(block),
+    )  # fmt: skip
+    return grad_tokens, grad_values, column_sums(partial)
+
+
+@_add_norm.register_fake
+def _(tokens: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(values), torch.empty_like(values)
+
+
+@_layer_norm.register_fake
+def _(tokens: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(tokens)
+
+
+@_add_norm_backward.register_fake
+def _(
+    grad_summed: Tensor | None,
+    grad_normed: Tensor,
+    summed: Tensor,
+    values: Tensor | None,
+    value_bias: Tensor | None,
+    scale: Tensor | None,
+    factor: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    sums = 2 + (value_bias is not None) + (scale is not None)
+    other = torch.empty_like(summed) if scale is not None or factor is not None else summed.new_empty(0)
+    return torch.empty_like(summed), other, summed.new_empty(sums, summed.shape[-1], dtype=torch.float32)
+
+
+def _save_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, values, value_bias, scale, factor, weight, bias, ctx.eps = inputs
+    ctx.bias_dtype = bias.dtype
+    kept = values if scale is not None else None
+    ctx.save_for_backward(output[0], kept, value_bias, scale, factor, weight)
+
+
+def _add_norm_gradients(ctx: Any, grad_summed: Tensor, grad_normed: Tensor) -> tuple[Tensor | None, ...]:
+    summed, values, value_bias, scale, factor, weight = ctx.saved_tensors
+    tokens, branch, sums = torch.ops.vitreous.add_norm_backward(
+        grad_summed.contiguous(), grad_normed.contiguous(), summed, values, value_bias, scale, factor, weight, ctx.eps
+    )
+    rows = list(sums)
+    return (
+        tokens,
+        branch if branch.numel() else tokens,
+        None if value_bias is None else rows[2].to(value_bias.dtype),
+        None if scale is None else rows[-1].to(scale.dtype),
+        None,
+        rows[0].to(weight.dtype),
+        rows[1].to(ctx.bias_dtype),
+        None,
+    )
+
+
+def _save_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tokens, weight, bias, ctx.eps = inputs
+    ctx.bias_dtype = bias.dtype
+    ctx.save_for_backward(tokens, weight)
+
+
+def _layer_norm_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tokens, weight = ctx.saved_tensors
+    none = (None, None, None, None)
+    found, _, sums = torch.ops.vitreous.add_norm_backward(None, grad.contiguous(), tokens, *none, weight, ctx.eps)
+    return found, sums[0].to(weight.dtype), sums[1].to(ctx.bias_dtype), None
+
+
+_add_norm.register_autograd(_add_norm_gradients, setup_context=_save_add_norm)
+_layer_norm.register_autograd(_layer_norm_gradients, setup_context=_save_layer_norm)

@@ -1,0 +1,123 @@
+"""Transformer blocks with fused GPU kernels: equations 2 and 3 in 16 bits with fewer passes over the tokens.
+
+A block of `block.py` reads and writes the tokens for each bias, norm, residual connection and cast. Here, a residual
+connection is computed together with the next norm, and a bias together with the operation that follows.
+
+b: batch; t: tokens; d: width.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from vitreous.kernels import missing
+from vitreous.model.attention import AttentionTerms, SelfAttention, terms_of_layer
+from vitreous.model.block import Block, GeluMlp, LayerScale, Mlp, QuickGelu, StochasticDepth, SwiGluMlp
+
+OUR_MODULES = {Block, SelfAttention, GeluMlp, SwiGluMlp, LayerScale, QuickGelu, StochasticDepth}
+KNOWN = OUR_MODULES | {nn.Linear, nn.LayerNorm, nn.Identity, nn.Dropout, nn.GELU}
+
+
+def compute_dtype(tokens: Tensor) -> torch.dtype:
+    """Return the dtype in which linear layers compute: that of autocast, otherwise that of the tokens."""
+    kind = tokens.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tokens.dtype
+
+
+class Kernels(NamedTuple):
+    """Parts of a model that fused GPU kernels compute, or the reason why there are none."""
+
+    scope: Literal["blocks", "attention in windows", "none"]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"fused {self.scope}" if self.scope != "none" else f"plain PyTorch ({self.reason})"
+
+
+def unsupported(blocks: nn.ModuleList, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return the reason why `encode` cannot compute these blocks, or None."""
+    return missing(device, dtype) or next(filter(None, map(_ignored, blocks)), None)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if calling the module runs hooks, e.g. for pruning, offloading or FSDP."""
+    return bool(
+        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    )
+
+
+def _ignored(module: nn.Module) -> str | None:
+    """Return what `encode` would ignore in a module: hooks, code of other classes, dropout. Otherwise, return None."""
+    if has_hooks(module):
+        return "modules with hooks"
+    rate = module.p if isinstance(module, nn.Dropout) else module.dropout if isinstance(module, SelfAttention) else 0
+    if module.training and rate:
+        return "dropout"
+    if is_parametrized(module):  # LoRA: reading the weight computes it
+        return None
+    if type(module) not in KNOWN:
+        return f"modules of type {type(module).__name__}"
+    return next(filter(None, map(_ignored, module.children())), None)
+
+
+def encode(blocks: nn.ModuleList, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
+    """Apply the blocks to the tokens (equations 2 and 3, L times)."""
+    from vitreous.kernels.add_norm import Branch, add_norm, layer_norm, plain_add
+
+    dtype = compute_dtype(tokens)
+    tokens, branch = tokens.to(dtype).contiguous(), None
+    for layer, block in enumerate(cast(Iterable[Block], blocks)):
+        for norm, module, scale in (
+            (block.attention_norm, block.attention, block.attention_scale),
+            (block.mlp_norm, block.mlp, block.mlp_scale),
+        ):
+            if branch is None:
+                normed = layer_norm(tokens, norm.weight, norm.bias, norm.eps)
+            else:
+                tokens, normed = add_norm(tokens, branch, norm.weight, norm.bias, norm.eps)
+            if isinstance(module, SelfAttention):
+                last, hidden = module.output, _attended(module, normed, terms_of_layer(terms, layer))
+            else:
+                last, hidden = module.down, _hidden(module, normed)
+            values = F.linear(hidden.to(dtype), last.weight.to(dtype))  # add_norm adds the bias
+            factor = scale.factor if isinstance(scale, LayerScale) else None
+            branch = Branch(values, last.bias, factor, block.stochastic_depth.factors(values))
+    return tokens if branch is None else plain_add(tokens, branch)
+
+
+def _attended(attention: SelfAttention, normed: Tensor, terms: AttentionTerms) -> Tensor:
+    """Return the concatenated heads before the output layer."""
+    from vitreous.kernels.attention import attention as fused_attention
+    from vitreous.kernels.attention import plain_attention, supports
+
+    if terms.rotation is not None or terms.bias is not None or not isinstance(attention.q_norm, nn.Identity):
+        q, k, v = attention.queries_keys_values(normed, terms)
+        gathered = F.scaled_dot_product_attention(q, k, v, terms.bias, scale=attention.scale)
+        return attention.output_norm(gathered.transpose(1, 2).flatten(2))
+    dtype, size = normed.dtype, (attention.num_heads, attention.scale)
+    weight = attention.packed_weight(dtype)
+    if supports(normed.shape[1], attention.head_dim):
+        gathered = fused_attention(F.linear(normed, weight), attention.packed_bias(torch.float32), *size)
+    else:
+        gathered = plain_attention(F.linear(normed, weight, attention.packed_bias(dtype)), None, *size)
+    return attention.output_norm(gathered)
+
+
+def _hidden(mlp: Mlp, normed: Tensor) -> Tensor:
+    """Return the input of the last linear layer of an MLP."""
+    from vitreous.kernels.bias_gelu import bias_gelu
+
+    if isinstance(mlp, SwiGluMlp):
+        return mlp.hidden(normed)
+    weight, bias = mlp.up.weight.to(normed.dtype), mlp.up.bias
+    if mlp.approximation == "tanh" and not torch.is_grad_enabled():  # within the matrix product
+        rows = normed.flatten(0, 1)
+        return torch._addmm_activation(bias.to(normed.dtype), rows, weight.t(), use_gelu=True).unflatten(
+            0, normed.shape[:2]
+        )
+    return bias_gelu(F.linear(normed, weight), bias, mlp.approximation)
