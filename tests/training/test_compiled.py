@@ -255,6 +255,7 @@ def test_compiled_run_has_the_same_losses(task: str, accumulate: int, tmp_path: 
     "settings",
     [
         {},
+        {"dropout": 0.0},  # fused kernels
         {"precision": "fp32"},
         {"precision": "fp16"},
         {"task": "segment", "data": "shapes"},
@@ -279,7 +280,7 @@ def test_cuda_graphs_do_not_change_the_weights(settings: dict[str, Any], tmp_pat
         rows.append([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
         weights.append(load_file(out / "last" / "model.safetensors"))
         assert json.loads((out / "config.json").read_text())["compile"] == compile
-    losses = [[row[name] for row in each for name in ("train_loss", "val_loss")] for each in rows]
+    losses = [[row[name] for row in each for name in ("train_loss", "val_loss") if name in row] for each in rows]
     assert losses[0] == losses[1]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     config = read_config(tmp_path / "graphs")
