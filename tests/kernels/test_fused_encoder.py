@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradient_parity import DEVICE, HALF, relative_error
+from gradient_parity import DEVICE, HALF, TOLERANCE, relative_error
 from vitreous.kernels import missing
 from vitreous.model import fused_encoder, options
 from vitreous.model.build import build
@@ -83,7 +83,7 @@ def test_long_sequences_use_other_attention(
     monkeypatch.setattr("vitreous.kernels.attention.MAX_TOKENS", 8)
     second = results(model, images, HALF)
     for found, expected in zip(first, second, strict=True):
-        assert relative_error(found, expected.double()) < 1e-2
+        assert relative_error(found, expected.double()) < TOLERANCE
     assert not torch.equal(first[1], second[1])
 
 
@@ -98,7 +98,7 @@ def test_converted_model_predicts_the_same(
     images = torch.randn(2, 3, *small.image_size, device=DEVICE)
     with torch.inference_mode():
         expected = copy.deepcopy(model).double()(images.double())
-        assert relative_error(model.to(HALF)(images.to(HALF)), expected) < 1e-2
+        assert relative_error(model.to(HALF)(images.to(HALF)), expected) < TOLERANCE
 
 
 def test_lora_uses_the_kernels(small: ViTConfig, kernels: Callable[[bool], None]) -> None:
@@ -109,7 +109,7 @@ def test_lora_uses_the_kernels(small: ViTConfig, kernels: Callable[[bool], None]
     fused = results(model, images, HALF)
     kernels(False)
     for found, expected in zip(fused, results(model, images, HALF), strict=True):
-        assert relative_error(found, expected.double()) < 1e-2
+        assert relative_error(found, expected.double()) < TOLERANCE
 
 
 def hooked(model: ViT) -> None:
@@ -167,4 +167,4 @@ def test_fused_blocks_can_be_compiled_whole(small: ViTConfig, kernels: Callable[
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.autocast(DEVICE.type, HALF):
-        assert relative_error(compiled(images), model(images).double()) < 1e-2
+        assert relative_error(compiled(images), model(images).double()) < TOLERANCE

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.kernels.launch import column_sums, multiprocessors
 
-PROGRAMS = 8  # per multiprocessor in the backward pass
+ROWS, PROGRAMS = 4, 8  # of a tile, and per multiprocessor, in the backward pass
 
 
 class Branch(NamedTuple):
@@ -102,57 +102,60 @@ def _backward(
     grad_summed, grad_normed, summed, values, value_bias, scale, factor, weight, grad_tokens, grad_values, partial,
     rows, count, width, eps, rows_per_program,
     ADD: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, FACTOR: tl.constexpr, SUMS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
-    valid = column < width
-    w = tl.load(weight + column, mask=valid, other=0.0).to(tl.float32)
-    if BIAS:
-        vb = tl.load(value_bias + column, mask=valid, other=0.0).to(tl.float32)
+    inside = column < width
+    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None]
     if SCALE:
-        s = tl.load(scale + column, mask=valid, other=0.0).to(tl.float32)
+        s = tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)[None]
+        vb = tl.load(value_bias + column, mask=inside & BIAS, other=0.0).to(tl.float32)[None]
     sum_weight = tl.zeros((BLOCK,), tl.float32)
     sum_bias = tl.zeros((BLOCK,), tl.float32)
     sum_value_bias = tl.zeros((BLOCK,), tl.float32)
     sum_scale = tl.zeros((BLOCK,), tl.float32)
     first = program * rows_per_program
-    start = first.to(tl.int64) * width + column  # offsets within a program fit into 32 bits
-    for row in range(first, tl.minimum(first + rows_per_program, rows)):
-        place = start + (row - first) * width
+    start = first.to(tl.int64) * width + column[None]  # offsets within a program fit into 32 bits
+    last = tl.minimum(first + rows_per_program, rows)
+    for number in range(0, rows_per_program, ROWS):
+        row = number + tl.arange(0, ROWS)
+        valid = (first + row[:, None] < last) & inside[None]
+        place = start + row[:, None] * width
         x = tl.load(summed + place, mask=valid, other=0.0).to(tl.float32)
         g = tl.load(grad_normed + place, mask=valid, other=0.0).to(tl.float32)
-        mean = tl.sum(x, 0) / width
-        centred = tl.where(valid, x - mean, 0.0)
-        rstd = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
-        standard = centred * rstd
-        sum_weight += g * standard
-        sum_bias += g
+        mean = tl.sum(x, 1) / width
+        centred = tl.where(valid, x - mean[:, None], 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, 1) / width + eps)
+        standard = centred * rstd[:, None]
+        sum_weight += tl.sum(g * standard, 0)
+        sum_bias += tl.sum(g, 0)
         scaled = g * w
-        grad = (scaled - tl.sum(scaled, 0) / width - standard * (tl.sum(scaled * standard, 0) / width)) * rstd
+        along = tl.sum(scaled * standard, 1) / width
+        grad = (scaled - (tl.sum(scaled, 1) / width)[:, None] - standard * along[:, None]) * rstd[:, None]
         if ADD:
             grad += tl.load(grad_summed + place, mask=valid, other=0.0).to(tl.float32)
+            grad = tl.where(valid, grad, 0.0)
             branch = grad
             if FACTOR:
-                branch *= tl.load(factor + row // count).to(tl.float32)
+                drawn = tl.load(factor + (first + row) // count, mask=first + row < last, other=0.0)
+                branch *= drawn.to(tl.float32)[:, None]
             if SCALE:
-                value = tl.load(values + place, mask=valid, other=0.0).to(tl.float32)
-                if BIAS:
-                    value += vb
-                sum_scale += branch * value
+                value = tl.load(values + place, mask=valid, other=0.0).to(tl.float32) + vb
+                sum_scale += tl.sum(branch * value, 0)
                 branch *= s
             if BIAS:
-                sum_value_bias += branch
+                sum_value_bias += tl.sum(branch, 0)
             if SCALE or FACTOR:
                 tl.store(grad_values + place, branch, mask=valid)
         tl.store(grad_tokens + place, grad, mask=valid)
     out = partial + program * SUMS * width + column
-    tl.store(out, sum_weight, mask=valid)
-    tl.store(out + width, sum_bias, mask=valid)
+    tl.store(out, sum_weight, mask=inside)
+    tl.store(out + width, sum_bias, mask=inside)
     if BIAS:
-        tl.store(out + 2 * width, sum_value_bias, mask=valid)
+        tl.store(out + 2 * width, sum_value_bias, mask=inside)
     if SCALE:
-        tl.store(out + (SUMS - 1) * width, sum_scale, mask=valid)
+        tl.store(out + (SUMS - 1) * width, sum_scale, mask=inside)
 
 
 def _warps(block: int) -> int:
@@ -223,8 +226,8 @@ def _add_norm_backward(
     grad_values = torch.empty_like(summed) if scale is not None or factor is not None else summed.new_empty(0)
     given = [tensor is not None for tensor in (grad_summed, value_bias, scale, factor)]
     _backward[(programs,)](
-        grad_summed, grad_normed, summed, values, value_bias, scale, factor, weight, grad_tokens, grad_values, partial,
-        rows, summed.shape[-2], width, eps, per_program, *given, sums, block,
+        grad_summed, grad_normed, summed, values, weight if value_bias is None else value_bias, scale, factor, weight,
+        grad_tokens, grad_values, partial, rows, summed.shape[-2], width, eps, per_program, *given, sums, ROWS, block,
         num_warps=_warps(block),
     )  # fmt: skip
     return grad_tokens, grad_values, column_sums(partial)

@@ -24,7 +24,7 @@ def plain_attention(
     qkv: Float[Tensor, "b t three_h_e"], bias: Float[Tensor, " three_h_e"] | None, heads: int, scale: float
 ) -> Float[Tensor, "b t h_e"]:
     """The operation of `attention` in plain PyTorch, for any number of tokens."""
-    qkv = qkv if bias is None else qkv + bias.to(qkv.dtype)
+    qkv = qkv if bias is None else qkv + (bias - bias.detach()).to(qkv.dtype)
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
 
@@ -32,9 +32,11 @@ def plain_attention(
 def attention(
     qkv: Float[Tensor, "b t three_h_e"], bias: Float[Tensor, " three_h_e"] | None, heads: int, scale: float
 ) -> Float[Tensor, "b t h_e"]:
-    """Return the concatenated heads: softmax(q k^T * scale) v with q, k, v = qkv + bias.
+    """Return the concatenated heads of softmax(q k^T * scale) v.
 
-    The tensor contains all queries, then all keys, then all values of a token, each head by head.
+    Args:
+        qkv: All queries, then all keys, then all values of a token, each head by head, including the bias.
+        bias: The bias that `qkv` includes. It only gets its gradient here, as the sum over all tokens.
     """
     return torch.ops.vitreous.attention(qkv, bias, heads, scale)[0]
 
@@ -46,35 +48,30 @@ def supports(tokens: int, head_dim: int) -> bool:
 
 @triton.jit
 @no_type_check
-def _load(qkv, bias, part, row, column, rows, width, head_dim, BIAS: tl.constexpr):
-    """Load a tile of queries, keys or values. `qkv` and `bias` point to the first element of the head."""
+def _load(qkv, part, row, column, rows, width, head_dim):
+    """Load a tile of queries, keys or values. `qkv` points to the first element of the head."""
     valid = (row[:, None] < rows) & (column[None] < head_dim)
-    tile = tl.load(qkv + row[:, None] * 3 * width + part * width + column[None], mask=valid, other=0.0)
-    if BIAS:
-        b = tl.load(bias + part * width + column, mask=column < head_dim, other=0.0)
-        tile = (tile.to(tl.float32) + b.to(tl.float32)[None]).to(tile.dtype)
-    return tile
+    return tl.load(qkv + row[:, None] * 3 * width + part * width + column[None], mask=valid, other=0.0)
 
 
 @triton.jit
 @no_type_check
 def _forward(
-    qkv, bias, out, lse, tokens, heads, head_dim, scale,
-    BIAS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    qkv, out, lse, tokens, heads, head_dim, scale,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     width = heads * head_dim
     qkv += image.to(tl.int64) * tokens * 3 * width + head * head_dim
-    bias += head * head_dim
     query, column = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES), tl.arange(0, BLOCK)
-    q = _load(qkv, bias, 0, query, column, tokens, width, head_dim, BIAS)
+    q = _load(qkv, 0, query, column, tokens, width, head_dim)
     high = tl.full((QUERIES,), float("-inf"), tl.float32)  # largest score so far
     total = tl.zeros((QUERIES,), tl.float32)
     result = tl.zeros((QUERIES, BLOCK), tl.float32)
     for start in range(0, tokens, KEYS):
         key = start + tl.arange(0, KEYS)
-        k = _load(qkv, bias, 1, key, column, tokens, width, head_dim, BIAS)
-        v = _load(qkv, bias, 2, key, column, tokens, width, head_dim, BIAS)
+        k = _load(qkv, 1, key, column, tokens, width, head_dim)
+        v = _load(qkv, 2, key, column, tokens, width, head_dim)
         scores = tl.dot(q, tl.trans(k)) * scale
         scores = tl.where(key[None] < tokens, scores, float("-inf"))
         higher = tl.maximum(high, tl.max(scores, 1))
@@ -92,7 +89,7 @@ def _forward(
 @triton.jit
 @no_type_check
 def _backward(
-    grad, qkv, bias, out, lse, grad_qkv, partial, tokens, heads, head_dim, scale,
+    grad, qkv, out, lse, grad_qkv, partial, tokens, heads, head_dim, scale,
     BIAS: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -101,19 +98,18 @@ def _backward(
     first = image.to(tl.int64) * tokens * 3 * width + head * head_dim
     qkv += first
     grad_qkv += first
-    bias += head * head_dim
     outer = image.to(tl.int64) * tokens * width + head * head_dim
     lse += program.to(tl.int64) * tokens
     key, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
-    k = _load(qkv, bias, 1, key, column, tokens, width, head_dim, BIAS)
-    v = _load(qkv, bias, 2, key, column, tokens, width, head_dim, BIAS)
+    k = _load(qkv, 1, key, column, tokens, width, head_dim)
+    v = _load(qkv, 2, key, column, tokens, width, head_dim)
     dk = tl.zeros((KEYS, BLOCK), tl.float32)
     dv = tl.zeros((KEYS, BLOCK), tl.float32)
     sum_q = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, tokens, QUERIES):
         query = start + tl.arange(0, QUERIES)
         valid = (query[:, None] < tokens) & (column[None] < head_dim)
-        q = _load(qkv, bias, 0, query, column, tokens, width, head_dim, BIAS)
+        q = _load(qkv, 0, query, column, tokens, width, head_dim)
         place = outer + query[:, None] * width + column[None]
         g = tl.load(grad + place, mask=valid, other=0.0)
         o = tl.load(out + place, mask=valid, other=0.0)
@@ -148,8 +144,8 @@ def _attention(qkv: Tensor, bias: Tensor | None, heads: int, scale: float) -> tu
     lse = torch.empty(b, heads, t, dtype=torch.float32, device=qkv.device)
     queries, keys = 64, 32
     _forward[(triton.cdiv(t, queries), b * heads)](
-        qkv, qkv if bias is None else bias, out, lse, t, heads, width // heads, scale * 1.4426950408889634,
-        bias is not None, queries, keys, width_block(width // heads),
+        qkv, out, lse, t, heads, width // heads, scale * 1.4426950408889634,
+        queries, keys, width_block(width // heads),
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return out, lse
@@ -165,7 +161,7 @@ def _attention_backward(
     partial = torch.empty(b, 3 * width if bias is not None else 0, dtype=torch.float32, device=qkv.device)
     keys, queries, warps = (128, 64, 4) if t <= 128 else (256, 64, 8)
     _backward[(b * heads,)](
-        grad, qkv, qkv if bias is None else bias, out, lse, grad_qkv, partial, t, heads, width // heads, scale,
+        grad, qkv, out, lse, grad_qkv, partial, t, heads, width // heads, scale,
         bias is not None, keys, queries, width_block(width // heads),
         num_warps=warps, num_stages=2,
     )  # fmt: skip

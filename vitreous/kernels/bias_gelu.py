@@ -16,8 +16,8 @@ from vitreous.kernels.launch import column_sums, multiprocessors
 
 Gelu = Literal["erf", "tanh", "quick"]
 
-ROWS, COLUMNS, WARPS = 8, 256, 4  # of a tile
-PROGRAMS = 8  # per multiprocessor in the backward pass
+ROWS, COLUMNS, WARPS = 4, 512, 4  # of a tile
+PROGRAMS = 16  # per multiprocessor in the backward pass
 
 
 def plain_bias_gelu(x: Float[Tensor, "*b m"], bias: Float[Tensor, " m"], kind: Gelu) -> Float[Tensor, "*b m"]:

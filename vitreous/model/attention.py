@@ -87,15 +87,15 @@ class SelfAttention(nn.Module):
         """Concatenate the heads and apply the output layer (equation 8)."""
         return self.output_dropout(self.output(self.output_norm(gathered.transpose(1, 2).flatten(2))))
 
-    def packed_weight(self, dtype: torch.dtype) -> Float[Tensor, "three_inner d"]:
-        """Return the weights of queries, keys and values as one matrix, which reads the tokens only once."""
-        return torch.cat([part.weight.to(dtype) for part in (self.q, self.k, self.v)])
+    def packed_weight(self) -> Float[Tensor, "three_inner d"]:
+        """Return the weights of queries, keys and values as one matrix, so that they read the tokens only once."""
+        return torch.cat([self.q.weight, self.k.weight, self.v.weight])
 
-    def packed_bias(self, dtype: torch.dtype) -> Float[Tensor, " three_inner"] | None:
-        parts = [None if part.bias is None else part.bias.to(dtype) for part in (self.q, self.k, self.v)]
-        if (first := parts[0]) is None:
+    def packed_bias(self) -> Float[Tensor, " three_inner"] | None:
+        parts = [part.bias for part in (self.q, self.k, self.v)]
+        if self.q.bias is None:
             return None
-        return torch.cat([torch.zeros_like(first) if part is None else part for part in parts])
+        return torch.cat([torch.zeros_like(self.q.bias) if part is None else part for part in parts])
 
     def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the queries, keys and values (equation 5), split into heads."""

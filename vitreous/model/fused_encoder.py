@@ -100,11 +100,12 @@ def _attended(attention: SelfAttention, normed: Tensor, terms: AttentionTerms) -
         gathered = F.scaled_dot_product_attention(q, k, v, terms.bias, scale=attention.scale)
         return attention.output_norm(gathered.transpose(1, 2).flatten(2))
     dtype, size = normed.dtype, (attention.num_heads, attention.scale)
-    weight = attention.packed_weight(dtype)
-    if supports(normed.shape[1], attention.head_dim):
-        gathered = fused_attention(F.linear(normed, weight), attention.packed_bias(torch.float32), *size)
-    else:
-        gathered = plain_attention(F.linear(normed, weight, attention.packed_bias(dtype)), None, *size)
+    weight, bias = attention.packed_weight().to(dtype), attention.packed_bias()
+    fused = supports(normed.shape[1], attention.head_dim)
+    added = None if bias is None else bias.to(dtype)
+    # The fused attention sums the gradient of the bias while it has all gradients at hand.
+    qkv = F.linear(normed, weight, added.detach() if fused and added is not None else added)
+    gathered = fused_attention(qkv, bias, *size) if fused else plain_attention(qkv, None, *size)
     return attention.output_norm(gathered)
 
 

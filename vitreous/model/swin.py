@@ -158,7 +158,8 @@ class WindowSelfAttention(SelfAttention):
 
         if not supports(terms.indices.shape[1], self.head_dim):
             return None
-        qkv = F.linear(tokens.to(dtype), self.packed_weight(dtype), self.packed_bias(dtype))
+        bias = self.packed_bias()
+        qkv = F.linear(tokens.to(dtype), self.packed_weight().to(dtype), None if bias is None else bias.to(dtype))
         gathered = window_attention(qkv, terms.indices, self.bias(terms).contiguous(), terms.separated, self.scale)
         return self.output_dropout(self.output(gathered))
 
