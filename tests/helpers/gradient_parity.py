@@ -9,7 +9,7 @@ from torch import Tensor
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter cannot multiply bfloat16 matrices
 
-TOLERANCE = 2e-2 if HALF == torch.bfloat16 else 5e-3  # of relative errors
+TOLERANCE = 2e-2 if torch.bfloat16 == HALF else 5e-3  # of relative errors
 
 
 def random(*shape: int, dtype: torch.dtype = HALF, scale: float = 1.0) -> Tensor:

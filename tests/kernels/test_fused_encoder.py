@@ -18,7 +18,7 @@ from vitreous.model.vit import ViT
 from vitreous.training.optimizer_step import add_lora
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "paper": {},
+    "paper": {"head_dim": 64, "num_heads": 2},
     "stochastic depth and layer scale": {"stochastic_depth": 0.5, "layer_scale": 0.3, "registers": 2},
     "no key bias": {"key_bias": False, "mlp": options.Gelu("tanh")},
     "no bias": {"qkv_bias": False, "mlp": options.Gelu("quick")},
@@ -71,13 +71,14 @@ def test_fused_blocks_equal_plain_blocks(
     kernels(False)
     plain = results(model, images, HALF)
     for name, found, usual, expected in zip(("logits", "gradients"), fused, plain, exact, strict=True):
-        assert relative_error(found, expected) < max(2 * relative_error(usual, expected), 5e-3), name
+        assert relative_error(found, expected) < max(3 * relative_error(usual, expected), TOLERANCE), name
     assert not torch.equal(fused[1], plain[1])  # it was another computation
 
 
 def test_long_sequences_use_other_attention(
     small: ViTConfig, kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    small = dataclasses.replace(small, head_dim=64)
     model, images = perturbed(small), torch.randn(1, 3, *small.image_size, device=DEVICE)
     first = results(model, images, HALF)
     monkeypatch.setattr("vitreous.kernels.attention.MAX_TOKENS", 8)

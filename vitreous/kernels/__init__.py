@@ -24,7 +24,7 @@ def missing(device: torch.device, dtype: torch.dtype) -> str | None:
     return _unsuitable()
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _unsuitable() -> str | None:
     return _reason()
 

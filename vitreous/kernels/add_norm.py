@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.kernels.launch import column_sums, multiprocessors
 
-ROWS, PROGRAMS = 4, 8  # of a tile, and per multiprocessor, in the backward pass
+ROWS, PROGRAMS = 8, 4  # of a tile, and per multiprocessor, in the backward pass
 
 
 class Branch(NamedTuple):

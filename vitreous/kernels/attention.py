@@ -1,7 +1,7 @@
 """Softmax attention of short sequences, which reads queries, keys and values from one packed tensor.
 
-General kernels use tiles of 128 queries and keys, which do not fit 197 tokens, and write the three gradients to separate
-tensors. Here, the backward pass handles all keys of a head at once, so it computes the scores only once.
+General kernels use tiles of 128 queries and keys, which do not fit 197 tokens, and write three separate gradients.
+Here, the backward pass handles all keys of a head at once, so it computes the scores only once.
 
 b: batch; t: tokens; h: heads; e: head_dim.
 """
@@ -15,9 +15,9 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.kernels.launch import column_sums, width_block
+from vitreous.kernels.launch import column_sums
 
-MAX_TOKENS, MAX_HEAD_DIM = 256, 64
+MAX_TOKENS, HEAD_DIM = 256, 64
 
 
 def plain_attention(
@@ -25,7 +25,7 @@ def plain_attention(
 ) -> Float[Tensor, "b t h_e"]:
     """The operation of `attention` in plain PyTorch, for any number of tokens."""
     qkv = qkv if bias is None else qkv + (bias - bias.detach()).to(qkv.dtype)
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
     return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
 
 
@@ -43,36 +43,33 @@ def attention(
 
 def supports(tokens: int, head_dim: int) -> bool:
     """Return True if `attention` can handle this size."""
-    return tokens <= MAX_TOKENS and head_dim <= MAX_HEAD_DIM
+    return tokens <= MAX_TOKENS and head_dim == HEAD_DIM
 
 
 @triton.jit
 @no_type_check
-def _load(qkv, part, row, column, rows, width, head_dim):
-    """Load a tile of queries, keys or values. `qkv` points to the first element of the head."""
-    valid = (row[:, None] < rows) & (column[None] < head_dim)
-    return tl.load(qkv + row[:, None] * 3 * width + part * width + column[None], mask=valid, other=0.0)
+def _load(start, row, rows, stride, D: tl.constexpr):
+    return tl.load(start + row[:, None] * stride + tl.arange(0, D)[None], mask=row[:, None] < rows, other=0.0)
 
 
 @triton.jit
 @no_type_check
 def _forward(
-    qkv, out, lse, tokens, heads, head_dim, scale,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    qkv, out, lse, tokens, heads, scale, D: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    image, head = tl.program_id(1) // heads, tl.program_id(1) % heads
-    width = heads * head_dim
-    qkv += image.to(tl.int64) * tokens * 3 * width + head * head_dim
-    query, column = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES), tl.arange(0, BLOCK)
-    q = _load(qkv, 0, query, column, tokens, width, head_dim)
+    image, head, width = tl.program_id(1) // heads, tl.program_id(1) % heads, heads * D
+    qkv += image.to(tl.int64) * tokens * 3 * width + head * D
+    out += image.to(tl.int64) * tokens * width + head * D
+    query, column = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES), tl.arange(0, D)
+    q = _load(qkv, query, tokens, 3 * width, D)
     high = tl.full((QUERIES,), float("-inf"), tl.float32)  # largest score so far
     total = tl.zeros((QUERIES,), tl.float32)
-    result = tl.zeros((QUERIES, BLOCK), tl.float32)
+    result = tl.zeros((QUERIES, D), tl.float32)
     for start in range(0, tokens, KEYS):
         key = start + tl.arange(0, KEYS)
-        k = _load(qkv, 1, key, column, tokens, width, head_dim)
-        v = _load(qkv, 2, key, column, tokens, width, head_dim)
-        scores = tl.dot(q, tl.trans(k)) * scale
+        k = _load(qkv + width, key, tokens, 3 * width, D)
+        v = _load(qkv + 2 * width, key, tokens, 3 * width, D)
+        scores = tl.dot(q, tl.trans(k)) * (scale * 1.4426950408889634)  # in units of exp2
         scores = tl.where(key[None] < tokens, scores, float("-inf"))
         higher = tl.maximum(high, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
@@ -80,60 +77,46 @@ def _forward(
         total = total * shrink + tl.sum(weights, 1)
         result = tl.dot(weights.to(v.dtype), v, result * shrink[:, None])
         high = higher
-    place = (image.to(tl.int64) * tokens + query[:, None]) * width + head * head_dim + column[None]
-    valid = (query[:, None] < tokens) & (column[None] < head_dim)
-    tl.store(out + place, result / total[:, None], mask=valid)
+    tl.store(out + query[:, None] * width + column[None], result / total[:, None], mask=query[:, None] < tokens)
     tl.store(lse + tl.program_id(1).to(tl.int64) * tokens + query, high + tl.log2(total), mask=query < tokens)
 
 
 @triton.jit
 @no_type_check
 def _backward(
-    grad, qkv, out, lse, grad_qkv, partial, tokens, heads, head_dim, scale,
-    BIAS: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr,
+    grad, qkv, out, lse, grad_qkv, tokens, heads, scale, D: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr
 ):  # fmt: skip
-    program = tl.program_id(0)
-    image, head = program // heads, program % heads
-    width = heads * head_dim
-    first = image.to(tl.int64) * tokens * 3 * width + head * head_dim
+    image, head, width = tl.program_id(0) // heads, tl.program_id(0) % heads, heads * D
+    first = image.to(tl.int64) * tokens * 3 * width + head * D
     qkv += first
     grad_qkv += first
-    outer = image.to(tl.int64) * tokens * width + head * head_dim
-    lse += program.to(tl.int64) * tokens
-    key, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
-    k = _load(qkv, 1, key, column, tokens, width, head_dim)
-    v = _load(qkv, 2, key, column, tokens, width, head_dim)
-    dk = tl.zeros((KEYS, BLOCK), tl.float32)
-    dv = tl.zeros((KEYS, BLOCK), tl.float32)
-    sum_q = tl.zeros((BLOCK,), tl.float32)
+    outer = image.to(tl.int64) * tokens * width + head * D
+    grad += outer
+    out += outer
+    lse += tl.program_id(0).to(tl.int64) * tokens
+    key, column = tl.arange(0, KEYS), tl.arange(0, D)
+    k = _load(qkv + width, key, tokens, 3 * width, D)
+    v = _load(qkv + 2 * width, key, tokens, 3 * width, D)
+    dk = tl.zeros((KEYS, D), tl.float32)
+    dv = tl.zeros((KEYS, D), tl.float32)
+    # Scores are transposed, because the accumulators of keys and values need their rows in the registers of one warp.
     for start in range(0, tokens, QUERIES):
         query = start + tl.arange(0, QUERIES)
-        valid = (query[:, None] < tokens) & (column[None] < head_dim)
-        q = _load(qkv, 0, query, column, tokens, width, head_dim)
-        place = outer + query[:, None] * width + column[None]
-        g = tl.load(grad + place, mask=valid, other=0.0)
-        o = tl.load(out + place, mask=valid, other=0.0)
+        q = _load(qkv, query, tokens, 3 * width, D)
+        g = _load(grad, query, tokens, width, D)
+        o = _load(out, query, tokens, width, D)
         delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-        level = tl.load(lse + query, mask=query < tokens, other=float("inf"))  # weights of no query are 0
-        weights = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * 1.4426950408889634) - level[None])  # [KEYS, QUERIES]
+        level = tl.load(lse + query, mask=query < tokens, other=float("inf"))  # the weights of no query are 0
+        weights = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * 1.4426950408889634) - level[None])
         weights = tl.where(key[:, None] < tokens, weights, 0.0)
         dv = tl.dot(weights.to(g.dtype), g, dv)
-        slope = weights * (tl.dot(v, tl.trans(g)) - delta[None]) * scale
-        slope = slope.to(q.dtype)
+        slope = (weights * (tl.dot(v, tl.trans(g)) - delta[None]) * scale).to(q.dtype)
         dk = tl.dot(slope, q, dk)
-        dq = tl.dot(tl.trans(slope), k)
-        if BIAS:
-            sum_q += tl.sum(dq, 0)
-        tl.store(grad_qkv + query[:, None] * 3 * width + column[None], dq, mask=valid)
-    valid = (key[:, None] < tokens) & (column[None] < head_dim)
+        dq = tl.dot(tl.trans(k), slope)
+        tl.store(grad_qkv + query[None] * 3 * width + column[:, None], dq, mask=query[None] < tokens)
     place = grad_qkv + key[:, None] * 3 * width + column[None]
-    tl.store(place + width, dk, mask=valid)
-    tl.store(place + 2 * width, dv, mask=valid)
-    if BIAS:
-        place = partial + image * 3 * width + head * head_dim + column
-        tl.store(place, sum_q, mask=column < head_dim)
-        tl.store(place + width, tl.sum(dk, 0), mask=column < head_dim)
-        tl.store(place + 2 * width, tl.sum(dv, 0), mask=column < head_dim)
+    tl.store(place + width, dk, mask=key[:, None] < tokens)
+    tl.store(place + 2 * width, dv, mask=key[:, None] < tokens)
 
 
 @torch.library.custom_op("vitreous::attention", mutates_args=())
@@ -143,11 +126,8 @@ def _attention(qkv: Tensor, bias: Tensor | None, heads: int, scale: float) -> tu
     out = qkv.new_empty(b, t, width)
     lse = torch.empty(b, heads, t, dtype=torch.float32, device=qkv.device)
     queries, keys = 64, 32
-    _forward[(triton.cdiv(t, queries), b * heads)](
-        qkv, out, lse, t, heads, width // heads, scale * 1.4426950408889634,
-        queries, keys, width_block(width // heads),
-        num_warps=4, num_stages=3,
-    )  # fmt: skip
+    grid = (triton.cdiv(t, queries), b * heads)
+    _forward[grid](qkv, out, lse, t, heads, scale, HEAD_DIM, queries, keys, num_warps=4, num_stages=3)
     return out, lse
 
 
@@ -156,16 +136,14 @@ def _attention_backward(
     grad: Tensor, qkv: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, heads: int, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of qkv and, if there is one, of the bias."""
-    b, t, width = out.shape
+    b, t, _ = out.shape
     grad_qkv = torch.empty_like(qkv)
-    partial = torch.empty(b, 3 * width if bias is not None else 0, dtype=torch.float32, device=qkv.device)
-    keys, queries, warps = (128, 64, 4) if t <= 128 else (256, 64, 8)
+    keys, warps = (128, 4) if t <= 128 else (MAX_TOKENS, 8)
     _backward[(b * heads,)](
-        grad, qkv, out, lse, grad_qkv, partial, t, heads, width // heads, scale,
-        bias is not None, keys, queries, width_block(width // heads),
-        num_warps=warps, num_stages=2,
-    )  # fmt: skip
-    return grad_qkv, column_sums(partial) if bias is not None else partial.new_empty(0)
+        grad, qkv, out, lse, grad_qkv, t, heads, scale, HEAD_DIM, keys, 32, num_warps=warps, num_stages=3
+    )
+    none = torch.empty(0, dtype=torch.float32, device=qkv.device)
+    return grad_qkv, none if bias is None else column_sums(grad_qkv.flatten(0, 1))
 
 
 @_attention.register_fake

@@ -20,24 +20,27 @@ def width_block(width: int) -> int:
     return max(triton.next_power_of_2(width), 16)
 
 
-SUMMED_COLUMNS, SUMMED_ROWS = 32, 64
+ROWS, COLUMNS, SPLIT = 32, 64, 1024  # a tile of a sum, and the number of rows per program
 
 
 @triton.jit
 @no_type_check
-def _column_sums(partial, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _column_sums(x, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, rows, ROWS):
-        row = start + tl.arange(0, ROWS)
-        valid = (row[:, None] < rows) & (column[None] < columns)
-        total += tl.load(partial + row[:, None] * columns + column[None], mask=valid, other=0.0)
-    tl.store(out + column, tl.sum(total, 0), mask=column < columns)
+    first = tl.program_id(1) * SPLIT
+    for start in range(first, tl.minimum(first + SPLIT, rows), ROWS):
+        row = start + tl.arange(0, ROWS)[:, None]
+        valid = (row < rows) & (column[None] < columns)
+        total += tl.load(x + row.to(tl.int64) * columns + column[None], mask=valid, other=0.0).to(tl.float32)
+    tl.store(out + tl.program_id(1) * columns + column, tl.sum(total, 0), mask=column < columns)
 
 
-def column_sums(partial: Tensor) -> Tensor:
-    """Sum a float32 tensor [p, ...] over its first dimension, always in the same order."""
-    out = torch.empty(partial.shape[1:], dtype=torch.float32, device=partial.device)
-    grid = (triton.cdiv(out.numel(), SUMMED_COLUMNS),)
-    _column_sums[grid](partial, out, partial.shape[0], out.numel(), SUMMED_ROWS, SUMMED_COLUMNS)
-    return out
+def column_sums(x: Tensor) -> Tensor:
+    """Sum a tensor [n, ...] over its first dimension in float32, always in the same order."""
+    splits = triton.cdiv(x.shape[0], SPLIT)
+    out = torch.empty(splits, *x.shape[1:], dtype=torch.float32, device=x.device)
+    columns = out[0].numel()
+    grid = (triton.cdiv(columns, COLUMNS), splits)
+    _column_sums[grid](x, out, x.shape[0], columns, ROWS, COLUMNS, SPLIT)
+    return out[0] if splits == 1 else column_sums(out)

@@ -30,7 +30,7 @@ def plain_window_attention(
     scale: float,
 ) -> Float[Tensor, "b n h_e"]:
     """The operation of `window_attention` in plain PyTorch."""
-    q, k, v = qkv[:, indices].unflatten(-1, (3, bias.shape[0], -1)).permute(3, 0, 1, 4, 2, 5)
+    q, k, v = qkv[:, indices].view(qkv.shape[0], *indices.shape, 3, bias.shape[0], -1).permute(3, 0, 1, 4, 2, 5)
     bias = bias.to(qkv.dtype)
     bias = bias if separated is None else torch.where(separated[:, None], bias + MASKED, bias)
     found = F.scaled_dot_product_attention(q, k, v, bias.expand(*q.shape[:3], -1, -1), scale=scale)

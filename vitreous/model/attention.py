@@ -92,10 +92,10 @@ class SelfAttention(nn.Module):
         return torch.cat([self.q.weight, self.k.weight, self.v.weight])
 
     def packed_bias(self) -> Float[Tensor, " three_inner"] | None:
-        parts = [part.bias for part in (self.q, self.k, self.v)]
-        if self.q.bias is None:
+        parts: list[Tensor | None] = [self.q.bias, self.k.bias, self.v.bias]
+        if (first := parts[0]) is None:
             return None
-        return torch.cat([torch.zeros_like(self.q.bias) if part is None else part for part in parts])
+        return torch.cat([torch.zeros_like(first) if part is None else part for part in parts])
 
     def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the queries, keys and values (equation 5), split into heads."""

@@ -117,8 +117,6 @@ def _hidden(mlp: Mlp, normed: Tensor) -> Tensor:
         return mlp.hidden(normed)
     weight, bias = mlp.up.weight.to(normed.dtype), mlp.up.bias
     if mlp.approximation == "tanh" and not torch.is_grad_enabled():  # within the matrix product
-        rows = normed.flatten(0, 1)
-        return torch._addmm_activation(bias.to(normed.dtype), rows, weight.t(), use_gelu=True).unflatten(
-            0, normed.shape[:2]
-        )
+        rows = torch._addmm_activation(bias.to(normed.dtype), normed.flatten(0, 1), weight.t(), use_gelu=True)
+        return rows.view(*normed.shape[:2], -1)
     return bias_gelu(F.linear(normed, weight), bias, mlp.approximation)
