@@ -156,6 +156,9 @@ def test_kernels_need_a_gpu_and_16_bits(monkeypatch: pytest.MonkeyPatch) -> None
     cuda = torch.device("cuda")
     assert missing(torch.device("cpu"), torch.bfloat16)
     assert "float32" in str(missing(cuda, torch.float32))
+    reasons = []
+    torch.func.vmap(lambda x: x.clone() if reasons.append(missing(cuda, torch.bfloat16)) is None else x)(torch.zeros(2))
+    assert "torch.func" in str(reasons[0])
     monkeypatch.setenv("VITREOUS_KERNELS", "off")
     assert "VITREOUS_KERNELS" in str(missing(cuda, torch.bfloat16))
 

@@ -19,6 +19,12 @@ def missing(device: torch.device, dtype: torch.dtype) -> str | None:
         return "VITREOUS_KERNELS=off"
     if device.type != "cuda":
         return "no NVIDIA GPU"
+    if torch.compiler.is_exporting():
+        return "exported models use only operations of PyTorch"
+    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
+        return "traced models use only operations of PyTorch"
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return "not available inside torch.func"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"precision {str(dtype).removeprefix('torch.')}"
     return _unsuitable()

@@ -8,7 +8,6 @@ gives the fastest steps but takes a minute.
 
 import gc
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from vitreous.common.distributed import World
 from vitreous.common.text import roughly, single_spaced
+from vitreous.inference.cuda_graphs import call_without_waiting
 from vitreous.tasks.base import Choice
 from vitreous.tasks.config import TrainConfig
 from vitreous.training.optimizer_step import Stepper
@@ -63,7 +63,7 @@ class GraphedModule(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         if self._replay is None:
-            self._check(*inputs)
+            call_without_waiting(self.module, *inputs)
             self.shapes = [tensor.shape for tensor in inputs]
             copies = tuple(tensor.clone() for tensor in inputs)  # replaced by the inputs of every call
             # Recording keeps nodes of the autograd graph that belong to its own stream. Autograd synchronises streams.
@@ -71,17 +71,6 @@ class GraphedModule(nn.Module):
             self._replay = torch.cuda.make_graphed_callables(_Call(self.module), copies, allow_unused_input=True)
             torch.cuda.empty_cache()  # the graphs have their own memory
         return (self._replay if [tensor.shape for tensor in inputs] == self.shapes else self.module)(*inputs)
-
-    def _check(self, *inputs: Tensor) -> None:
-        """Raise RuntimeError if the module waits for the GPU. During a recording, CUDA could not recover from this."""
-        mode = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls this mode a prototype
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            self.module(*inputs)
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
 
 
 class _Call(nn.Module):

@@ -1,0 +1,74 @@
+"""Forward passes as CUDA graphs, so that small batches do not wait for Python."""
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+LARGEST = 32  # images per batch. Larger batches keep the GPU busy anyway.
+RECORDED_CALL = 3  # with the same shape. Recording takes as long as a few calls.
+
+Outputs = TypeVar("Outputs", bound=Tensor | tuple[Tensor, ...])
+
+
+def call_without_waiting(function: Callable[..., Any], *inputs: Tensor) -> None:
+    """Call a function. Raise RuntimeError if it waits for the GPU, which CUDA cannot undo during a recording."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        function(*inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+class CudaGraphs(Generic[Outputs]):
+    """Calls a function of a batch of images on a GPU, for repeated shapes by replaying a CUDA graph.
+
+    A graph has a fixed shape, so small batches are padded to a power of two. The weights may change, but their memory
+    must stay the same.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Outputs]):
+        self.function = function
+        self.calls: Counter[torch.Size] = Counter()
+        self.graphs: dict[torch.Size, Callable[[Tensor], Outputs]] = {}
+        self.lock = threading.Lock()  # a graph has one input buffer
+        self.pool: Any = None  # the memory of all graphs, which never run at the same time
+
+    def __call__(self, images: Tensor) -> Outputs:
+        size = 1 << (len(images) - 1).bit_length()
+        if size > LARGEST or not images.is_cuda:
+            return self.function(images)
+        shape = torch.Size([size, *images.shape[1:]])
+        with self.lock:
+            self.calls[shape] += 1
+            if self.calls[shape] < RECORDED_CALL:
+                return self.function(images)
+            if shape not in self.graphs:
+                self.graphs[shape] = self.record(images.new_zeros(shape))
+            return self.graphs[shape](images)
+
+    def record(self, buffer: Tensor) -> Callable[[Tensor], Outputs]:
+        """Record the function, and return a function that replays it. If that fails, return the original function."""
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            call_without_waiting(self.function, buffer)
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                recorded = self.function(buffer)
+        except RuntimeError:  # e.g. a module that waits for the GPU
+            return self.function
+
+        def replay(images: Tensor) -> Outputs:
+            buffer[: len(images)].copy_(images)
+            graph.replay()
+            return tree_map(lambda output: output[: len(images)].clone(), recorded)
+
+        return replay
