@@ -19,11 +19,9 @@ from vitreous.training.optimizer_step import add_lora
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "paper": {"head_dim": 64, "num_heads": 2},
-    "stochastic depth and layer scale": {"stochastic_depth": 0.5, "layer_scale": 0.3, "registers": 2},
-    "no key bias": {"key_bias": False, "mlp": options.Gelu("tanh")},
-    "no bias": {"qkv_bias": False, "mlp": options.Gelu("quick")},
-    "rotary": {"position": options.Rotary2d(), "qk_norm": True, "mlp": options.SwiGlu()},
-    "relative bias": {"position": options.RelativeBias(), "attention_output_norm": True},
+    "regularised": {"stochastic_depth": 0.5, "layer_scale": 0.3, "registers": 2, "mlp": options.Gelu("quick")},
+    "rotary": {"position": options.Rotary2d(), "qk_norm": True, "mlp": options.SwiGlu(), "qkv_bias": False},
+    "relative": {"position": options.RelativeBias(), "attention_output_norm": True, "key_bias": False},
 }
 
 
@@ -65,7 +63,7 @@ def test_fused_blocks_equal_plain_blocks(
 ) -> None:
     model = perturbed(dataclasses.replace(small, **changes)).train()
     assert model.kernels(DEVICE, HALF).scope == "blocks"
-    images = torch.randn(3, 3, *model.config.image_size, device=DEVICE)
+    images = torch.randn(2, 3, *model.config.image_size, device=DEVICE)
     exact = results(copy.deepcopy(model).double(), images.double(), torch.float64)
     fused = results(model, images, HALF)
     kernels(False)

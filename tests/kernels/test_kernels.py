@@ -16,7 +16,7 @@ from vitreous.model.windows import Windows, separated_pairs
 FP32 = torch.float32
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     st.integers(1, 3),
     st.integers(1, 19),
@@ -54,7 +54,7 @@ def test_layer_norm(b: int, t: int, d: int) -> None:
     )
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(st.integers(1, 40), st.integers(1, 300), st.sampled_from(["erf", "tanh", "quick"]))
 def test_bias_gelu(rows: int, width: int, kind: str) -> None:
     tensors = [random(1, rows, width, scale=2.0), random(width, dtype=FP32)]

@@ -9,6 +9,9 @@ import importlib.util
 import os
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from vitreous.common.text import single_spaced
 
 MIN_CAPABILITY = (8, 0)  # Ampere, the first GPUs with bfloat16
 
@@ -41,4 +44,13 @@ def _reason() -> str | None:
         return "no NVIDIA GPU"
     if torch.cuda.get_device_capability() < MIN_CAPABILITY:
         return "a GPU older than Ampere"
-    return None if importlib.util.find_spec("triton") is not None else "triton is not installed"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    from vitreous.kernels.launch import column_sums
+
+    try:  # triton needs a C compiler and Python's header files
+        with _disable_current_modes():
+            column_sums(torch.ones(2, 16, device="cuda"))
+    except Exception as error:
+        return f"triton does not work: {single_spaced(str(error) or type(error).__name__, 100)}"
+    return None

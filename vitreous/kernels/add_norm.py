@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.kernels.launch import column_sums, multiprocessors
+from vitreous.kernels.launch import column_sums, multiprocessors, on_device_of
 
 ROWS, PROGRAMS = 8, 4  # of a tile, and per multiprocessor, in the backward pass
 
@@ -197,10 +197,11 @@ def _launch_forward(
     rows, width = tokens.shape[:-1].numel(), tokens.shape[-1]
     block = triton.next_power_of_2(width)
     given = [tensor is not None for tensor in branch]
-    _forward[(rows,)](
-        tokens, *branch, weight, bias, summed, normed, tokens.shape[-2], width, eps, *given, block,
-        num_warps=_warps(block),
-    )  # fmt: skip
+    with on_device_of(tokens):
+        _forward[(rows,)](
+            tokens, *branch, weight, bias, summed, normed, tokens.shape[-2], width, eps, *given, block,
+            num_warps=_warps(block),
+        )  # fmt: skip
 
 
 @torch.library.custom_op("vitreous::add_norm_backward", mutates_args=())
@@ -225,11 +226,12 @@ def _add_norm_backward(
     grad_tokens = torch.empty_like(summed)
     grad_values = torch.empty_like(summed) if scale is not None or factor is not None else summed.new_empty(0)
     given = [tensor is not None for tensor in (grad_summed, value_bias, scale, factor)]
-    _backward[(programs,)](
-        grad_summed, grad_normed, summed, values, weight if value_bias is None else value_bias, scale, factor, weight,
-        grad_tokens, grad_values, partial, rows, summed.shape[-2], width, eps, per_program, *given, sums, ROWS, block,
-        num_warps=_warps(block),
-    )  # fmt: skip
+    with on_device_of(summed):
+        _backward[(programs,)](
+            grad_summed, grad_normed, summed, values, weight if value_bias is None else value_bias, scale, factor,
+            weight, grad_tokens, grad_values, partial, rows, summed.shape[-2], width, eps, per_program,
+            *given, sums, ROWS, block, num_warps=_warps(block),
+        )  # fmt: skip
     return grad_tokens, grad_values, column_sums(partial)
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.kernels.launch import column_sums
+from vitreous.kernels.launch import column_sums, on_device_of
 
 MAX_TOKENS, HEAD_DIM = 256, 64
 
@@ -127,7 +127,8 @@ def _attention(qkv: Tensor, bias: Tensor | None, heads: int, scale: float) -> tu
     lse = torch.empty(b, heads, t, dtype=torch.float32, device=qkv.device)
     queries, keys = 64, 32
     grid = (triton.cdiv(t, queries), b * heads)
-    _forward[grid](qkv, out, lse, t, heads, scale, HEAD_DIM, queries, keys, num_warps=4, num_stages=3)
+    with on_device_of(qkv):
+        _forward[grid](qkv, out, lse, t, heads, scale, HEAD_DIM, queries, keys, num_warps=4, num_stages=3)
     return out, lse
 
 
@@ -139,9 +140,10 @@ def _attention_backward(
     b, t, _ = out.shape
     grad_qkv = torch.empty_like(qkv)
     keys, warps = (128, 4) if t <= 128 else (MAX_TOKENS, 8)
-    _backward[(b * heads,)](
-        grad, qkv, out, lse, grad_qkv, t, heads, scale, HEAD_DIM, keys, 32, num_warps=warps, num_stages=3
-    )
+    with on_device_of(qkv):
+        _backward[(b * heads,)](
+            grad, qkv, out, lse, grad_qkv, t, heads, scale, HEAD_DIM, keys, 32, num_warps=warps, num_stages=3
+        )
     none = torch.empty(0, dtype=torch.float32, device=qkv.device)
     return grad_qkv, none if bias is None else column_sums(grad_qkv.flatten(0, 1))
 

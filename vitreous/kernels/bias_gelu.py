@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.kernels.launch import column_sums, multiprocessors
+from vitreous.kernels.launch import column_sums, multiprocessors, on_device_of
 
 Gelu = Literal["erf", "tanh", "quick"]
 
@@ -97,7 +97,8 @@ def _bias_gelu(x: Tensor, bias: Tensor, kind: str) -> Tensor:
     rows, width = x.shape[:-1].numel(), x.shape[-1]
     out = torch.empty_like(x)
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(width, COLUMNS))
-    _forward[grid](x, bias, out, rows, width, kind, ROWS, COLUMNS, num_warps=WARPS)
+    with on_device_of(x):
+        _forward[grid](x, bias, out, rows, width, kind, ROWS, COLUMNS, num_warps=WARPS)
     return out
 
 
@@ -110,9 +111,10 @@ def _bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, kind: str) -> tup
     per_program = triton.cdiv(triton.cdiv(rows, down), ROWS) * ROWS
     down = triton.cdiv(rows, per_program)
     out, partial = torch.empty_like(x), torch.empty(down, width, dtype=torch.float32, device=x.device)
-    _backward[(across, down)](
-        grad, x, bias, out, partial, rows, width, per_program, kind, ROWS, COLUMNS, num_warps=WARPS
-    )
+    with on_device_of(x):
+        _backward[(across, down)](
+            grad, x, bias, out, partial, rows, width, per_program, kind, ROWS, COLUMNS, num_warps=WARPS
+        )
     return out, column_sums(partial)
 
 

@@ -1,6 +1,7 @@
-"""Helpers of all kernels: launching, tile sizes and deterministic sums."""
+"""Helpers of all kernels: devices, tile sizes and deterministic sums."""
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from typing import no_type_check
 
 import torch
@@ -13,6 +14,11 @@ from torch import Tensor
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU. Triton's interpreter on a CPU has a few programs."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Make the tensor's GPU the current one, where triton launches kernels."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def width_block(width: int) -> int:
@@ -42,5 +48,6 @@ def column_sums(x: Tensor) -> Tensor:
     out = torch.empty(splits, *x.shape[1:], dtype=torch.float32, device=x.device)
     columns = out[0].numel()
     grid = (triton.cdiv(columns, COLUMNS), splits)
-    _column_sums[grid](x, out, x.shape[0], columns, ROWS, COLUMNS, SPLIT)
+    with on_device_of(x):
+        _column_sums[grid](x, out, x.shape[0], columns, ROWS, COLUMNS, SPLIT)
     return out[0] if splits == 1 else column_sums(out)

@@ -15,7 +15,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitreous.kernels.launch import column_sums, multiprocessors, width_block
+from vitreous.kernels.launch import column_sums, multiprocessors, on_device_of, width_block
 
 MAX_TOKENS, MAX_HEAD_DIM = 64, 64
 MASKED = -100.0  # added to the scores of separated tokens, as in the original code
@@ -157,11 +157,12 @@ def _window_attention(qkv: Tensor, indices: Tensor, bias: Tensor, separated: Ten
     grid, images = _division(qkv, windows, heads)
     out = qkv.new_empty(b, n, width // 3)
     head_dim = width // 3 // heads
-    _forward[grid](
-        qkv, indices, bias, bias if separated is None else separated, out, b, n, t, windows, heads, head_dim, scale,
-        images, separated is not None, MASKED, width_block(t), width_block(head_dim),
-        num_warps=4,
-    )  # fmt: skip
+    with on_device_of(qkv):
+        _forward[grid](
+            qkv, indices, bias, bias if separated is None else separated, out, b, n, t, windows, heads, head_dim, scale,
+            images, separated is not None, MASKED, width_block(t), width_block(head_dim),
+            num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -174,11 +175,12 @@ def _window_attention_backward(
     grid, images = _division(qkv, windows, heads)
     grad_qkv, head_dim = torch.empty_like(qkv), width // 3 // heads
     partial = torch.empty(grid[2] * windows, heads, t, t, dtype=torch.float32, device=qkv.device)
-    _backward[grid](
-        grad, qkv, indices, bias, bias if separated is None else separated, grad_qkv, partial, b, n, t, windows, heads,
-        head_dim, scale, images, separated is not None, MASKED, width_block(t), width_block(head_dim),
-        num_warps=4,
-    )  # fmt: skip
+    with on_device_of(qkv):
+        _backward[grid](
+            grad, qkv, indices, bias, bias if separated is None else separated, grad_qkv, partial, b, n, t, windows,
+            heads, head_dim, scale, images, separated is not None, MASKED, width_block(t), width_block(head_dim),
+            num_warps=4,
+        )  # fmt: skip
     return grad_qkv, column_sums(partial)
 
 
