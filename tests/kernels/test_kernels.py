@@ -84,7 +84,7 @@ def test_attention_with_large_scores_is_finite() -> None:
 )
 def test_window_attention(side: int, heads: int, head_dim: int, shift: int) -> None:
     windows = Windows((2 * side, side), (side, side), (shift, shift))
-    indices, separated = windows.token_indices(DEVICE), separated_pairs(windows, DEVICE)
+    indices, separated = windows.token_indices().to(DEVICE), separated_pairs(windows, DEVICE)
     bias = random(heads, side**2, side**2, dtype=FP32)
     tensors = [random(3, 2 * side**2, 3 * heads * head_dim), bias]
 

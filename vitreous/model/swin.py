@@ -51,6 +51,7 @@ from vitreous.model.windows import (
     pair_offsets,
     separated_pairs,
     split,
+    token_indices,
 )
 
 # ---- Relative positions ----------------------------------------------------------------------------------------------
@@ -324,7 +325,7 @@ class Stage(nn.Module):
         offsets, shifted = pair_offsets(size, device), Windows(grid, size, shift, shift_first=self.rule == "timm")
         plain = shifted._replace(shift=(0, 0))
         separated, full = separated_pairs(shifted, device), shifted.padding == (0, 0)
-        first, second = (windows.token_indices(device) if full else None for windows in (plain, shifted))
+        first, second = (token_indices(windows, device) if full else None for windows in (plain, shifted))
         return WindowTerms(plain, offsets, None, first), WindowTerms(shifted, offsets, separated, second)
 
     def step(self, number: int, tokens: Float[Tensor, "b n d"], terms: Sequence[WindowTerms]) -> Float[Tensor, "b n d"]:

@@ -32,10 +32,9 @@ class Windows(NamedTuple):
         """Rows and columns of windows."""
         return (-(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1]))
 
-    def token_indices(self, device: torch.device | None = None) -> Int[Tensor, "windows t"]:
+    def token_indices(self) -> Int[Tensor, "windows t"]:
         """Return the index on the grid of each token of each window, or -1 for padding."""
-        numbers = torch.arange(1, 1 + math.prod(self.grid), device=device)[None, :, None]
-        return split(numbers.double(), self)[..., 0].long() - 1
+        return token_indices(self, torch.device("cpu"))
 
     def neighbours(self) -> Int[Tensor, "n t"]:
         """Return, for each token of the grid, the `token_indices` of its window."""
@@ -44,6 +43,11 @@ class Windows(NamedTuple):
 
 
 # Functions, not methods of `Windows`: torch.compile cannot trace typechecked methods of objects made in the graph.
+
+
+def token_indices(windows: Windows, device: torch.device) -> Int[Tensor, "windows t"]:
+    numbers = torch.arange(1, 1 + math.prod(windows.grid), device=device)[None, :, None]
+    return split(numbers.double(), windows)[..., 0].long() - 1
 
 
 def split(tokens: Float[Tensor, "b n d"], windows: Windows) -> Float[Tensor, "bw t d"]:
