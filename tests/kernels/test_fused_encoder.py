@@ -124,6 +124,18 @@ def swapped(model: ViT) -> None:
     block.attention.output = Other(32, 32).to(DEVICE)
 
 
+def without_norm(model: ViT) -> None:
+    model.encoder.blocks[1].mlp_norm = nn.Identity()
+
+
+def without_mlp(model: ViT) -> None:
+    model.encoder.blocks[0].mlp = nn.Identity()
+
+
+def other_activation(model: ViT) -> None:
+    model.encoder.blocks[0].mlp.activation = nn.GELU()  # the config says tanh
+
+
 def dropping(model: ViT) -> None:
     model.encoder.blocks[0].mlp.dropout.p = 0.1
 
@@ -132,7 +144,10 @@ def recomputed(model: ViT) -> None:
     model.recompute_blocks()
 
 
-@pytest.mark.parametrize("change", [hooked, swapped, dropping, recomputed], ids=lambda change: change.__name__)
+CHANGES = [hooked, swapped, without_norm, without_mlp, other_activation, dropping, recomputed]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_plain_blocks_are_used_if_kernels_would_ignore_something(
     change: Callable[[ViT], None], small: ViTConfig, kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +158,15 @@ def test_plain_blocks_are_used_if_kernels_would_ignore_something(
     images = torch.randn(2, 3, *small.image_size, device=DEVICE)
     with torch.autocast(DEVICE.type, HALF):
         assert model(images).isfinite().all()
+
+
+def test_hooks_of_all_modules_run(small: ViTConfig, kernels: Callable[[bool], None]) -> None:
+    model, called = perturbed(small), []
+    with torch.nn.modules.module.register_module_forward_hook(lambda module, *_: called.append(type(module))):
+        assert "hooks" in model.kernels(DEVICE, HALF).reason
+        with torch.autocast(DEVICE.type, HALF):
+            model(torch.randn(1, 3, *small.image_size, device=DEVICE))
+    assert nn.GELU in called
 
 
 def test_other_positions_are_named(small: ViTConfig, kernels: Callable[[bool], None]) -> None:

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, ViTConfig
@@ -22,6 +23,12 @@ def test_blank_model_has_the_same_tensors_on_the_meta_device(name: str) -> None:
     blank, real = build_blank(CONFIGS[name]).state_dict(), build(CONFIGS[name]).state_dict()
     assert all(tensor.is_meta for tensor in blank.values())
     assert {key: (x.shape, x.dtype) for key, x in blank.items()} == {key: (x.shape, x.dtype) for key, x in real.items()}
+
+
+@pytest.mark.parametrize("name", ["ViT", "hybrid", "relative", "ResNet"])
+def test_blank_model_computes_shapes(name: str) -> None:
+    config = CONFIGS[name]
+    assert build_blank(config)(torch.empty(2, 3, *config.image_size, device="meta")).shape == (2, config.num_classes)
 
 
 @pytest.mark.slow

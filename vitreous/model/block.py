@@ -12,7 +12,7 @@ from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.init import xavier_
 from vitreous.model.options import GeluApproximation
 
-TORCH_NAMES = {"erf": "none", "tanh": "tanh"}  # `approximate` of torch's GELU
+TORCH_NAMES: dict[GeluApproximation, str] = {"erf": "none", "tanh": "tanh"}  # `approximate` of torch's GELU
 
 
 class QuickGelu(nn.Module):
@@ -20,6 +20,14 @@ class QuickGelu(nn.Module):
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return x * torch.sigmoid(1.702 * x)
+
+
+def gelu_kind(activation: nn.Module) -> GeluApproximation | None:
+    """Return the kind of GELU that a module computes, or None if it computes something else."""
+    if isinstance(activation, QuickGelu):
+        return "quick"
+    name = activation.approximate if isinstance(activation, nn.GELU) else None
+    return next((ours for ours, theirs in TORCH_NAMES.items() if theirs == name), None)
 
 
 class GeluMlp(nn.Module):

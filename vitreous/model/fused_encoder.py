@@ -13,20 +13,41 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from vitreous.kernels import missing
 from vitreous.model.attention import AttentionTerms, SelfAttention, terms_of_layer
-from vitreous.model.block import Block, GeluMlp, LayerScale, Mlp, QuickGelu, StochasticDepth, SwiGluMlp
+from vitreous.model.block import Block, GeluMlp, LayerScale, Mlp, QuickGelu, StochasticDepth, SwiGluMlp, gelu_kind
 
-OUR_MODULES = {Block, SelfAttention, GeluMlp, SwiGluMlp, LayerScale, QuickGelu, StochasticDepth}
-KNOWN = OUR_MODULES | {nn.Linear, nn.LayerNorm, nn.Identity, nn.Dropout, nn.GELU}
+LINEAR, NORM, DROPOUT = (nn.Linear,), (nn.LayerNorm,), (nn.Dropout,)
+OPTIONAL_NORM, OPTIONAL_SCALE = (nn.Identity, nn.LayerNorm), (nn.Identity, LayerScale)
+# The parts of each module, and the classes whose computation `encode` knows.
+PARTS: dict[type[nn.Module], dict[str, tuple[type[nn.Module], ...]]] = {
+    Block: {
+        "attention_norm": NORM,
+        "attention": (SelfAttention,),
+        "attention_scale": OPTIONAL_SCALE,
+        "mlp_norm": NORM,
+        "mlp": (GeluMlp, SwiGluMlp),
+        "mlp_scale": OPTIONAL_SCALE,
+        "stochastic_depth": (StochasticDepth,),
+    },
+    SelfAttention: {
+        **dict.fromkeys(("q", "k", "v", "output"), LINEAR),
+        **dict.fromkeys(("q_norm", "k_norm", "output_norm"), OPTIONAL_NORM),
+        "output_dropout": DROPOUT,
+    },
+    GeluMlp: {"up": LINEAR, "activation": (nn.GELU, QuickGelu), "dropout": DROPOUT, "down": LINEAR},
+    SwiGluMlp: {"gate_and_up": LINEAR, "norm": OPTIONAL_NORM, "dropout": DROPOUT, "down": LINEAR},
+}
 
 
 def compute_dtype(tokens: Tensor) -> torch.dtype:
     """Return the dtype in which linear layers compute: that of autocast, otherwise that of the tokens."""
     kind = tokens.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tokens.dtype
+    mixed = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if mixed else tokens.dtype
 
 
 class Kernels(NamedTuple):
@@ -41,17 +62,21 @@ class Kernels(NamedTuple):
 
 def unsupported(blocks: nn.ModuleList, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return the reason why `encode` cannot compute these blocks, or None."""
-    return missing(device, dtype) or next(filter(None, map(_ignored, blocks)), None)
+    return missing(device, dtype) or next(filter(None, (_ignored(block, (Block,)) for block in blocks)), None)
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Return True if calling the module runs hooks, e.g. for pruning, offloading or FSDP."""
-    return bool(
-        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    )
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(hooks) or bool(_has_any_global_hook())
 
 
-def _ignored(module: nn.Module) -> str | None:
+def is_linear(module: nn.Module) -> bool:
+    """Return True if the weight and the bias of a layer are all that it computes with."""
+    return (type(module) is nn.Linear or is_parametrized(module)) and not has_hooks(module)
+
+
+def _ignored(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> str | None:
     """Return what `encode` would ignore in a module: hooks, code of other classes, dropout. Otherwise, return None."""
     if has_hooks(module):
         return "modules with hooks"
@@ -60,9 +85,14 @@ def _ignored(module: nn.Module) -> str | None:
         return "dropout"
     if is_parametrized(module):  # LoRA: reading the weight computes it
         return None
-    if type(module) not in KNOWN:
+    if type(module) not in classes:
         return f"modules of type {type(module).__name__}"
-    return next(filter(None, map(_ignored, module.children())), None)
+    if isinstance(module, nn.LayerNorm) and module.bias is None:
+        return "norms without a bias"
+    if isinstance(module, GeluMlp) and gelu_kind(module.activation) != module.approximation:
+        return "another activation function"
+    parts = PARTS.get(type(module), {})
+    return next(filter(None, (_ignored(getattr(module, name), parts[name]) for name in parts)), None)
 
 
 def encode(blocks: nn.ModuleList, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
@@ -101,7 +131,7 @@ def _attended(attention: SelfAttention, normed: Tensor, terms: AttentionTerms) -
         return attention.output_norm(gathered.transpose(1, 2).flatten(2))
     dtype, size = normed.dtype, (attention.num_heads, attention.scale)
     weight, bias = attention.packed_weight().to(dtype), attention.packed_bias()
-    fused = supports(normed.shape[1], attention.head_dim)
+    fused = supports(normed.shape[1], attention.head_dim, normed.device)
     added = None if bias is None else bias.to(dtype)
     # The fused attention sums the gradient of the bias while it has all gradients at hand.
     qkv = F.linear(normed, weight, added.detach() if fused and added is not None else added)

@@ -32,7 +32,7 @@ from vitreous.kernels import missing
 from vitreous.model.attention import AttentionTerms, SelfAttention
 from vitreous.model.attention_layer import AttentionLayer, AttentionStep, Merge
 from vitreous.model.block import GeluMlp, StochasticDepth
-from vitreous.model.fused_encoder import Kernels, compute_dtype, has_hooks
+from vitreous.model.fused_encoder import Kernels, compute_dtype, has_hooks, is_linear
 from vitreous.model.init import small_
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.options import Interpolation
@@ -121,9 +121,7 @@ MASKED = -100.0  # added to the logits of separated tokens, as in the original c
 
 def _to_autocast_dtype(x: Tensor) -> Tensor:
     """Cast to the dtype of autocast before large copies, which then move half the bytes."""
-    device = x.device.type
-    mixed = device != "meta" and torch.is_autocast_enabled(device) and x.dtype == torch.float32
-    return x.to(torch.get_autocast_dtype(device)) if mixed else x
+    return x.to(compute_dtype(x)) if x.dtype == torch.float32 else x
 
 
 class WindowSelfAttention(SelfAttention):
@@ -161,15 +159,15 @@ class WindowSelfAttention(SelfAttention):
             return None
         bias = self.packed_bias()
         qkv = F.linear(tokens.to(dtype), self.packed_weight().to(dtype), None if bias is None else bias.to(dtype))
-        gathered = window_attention(qkv, terms.indices, self.bias(terms).contiguous(), terms.separated, self.scale)
+        gathered = window_attention(qkv, terms.indices, self.bias(terms), terms.separated, self.scale)
         return self.output_dropout(self.output(gathered))
 
     def kernel_obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Return the reason why `fused` cannot be used, or None."""
         if type(self) is not WindowSelfAttention:
             return "cosine attention"
-        if (self.training and self.dropout) or any(map(has_hooks, (self, self.q, self.k, self.v))):
-            return "dropout of attention weights or hooks"
+        if (self.training and self.dropout) or has_hooks(self) or not all(map(is_linear, (self.q, self.k, self.v))):
+            return "dropout of attention weights, hooks, or other linear layers"
         return missing(device, dtype)
 
     def terms(self, terms: WindowTerms, batch: int) -> AttentionTerms:
