@@ -17,15 +17,27 @@ Outputs = TypeVar("Outputs", bound=Tensor | tuple[Tensor, ...])
 
 
 def call_without_waiting(function: Callable[..., Any], *inputs: Tensor) -> None:
-    """Call a function. Raise RuntimeError if it waits for the GPU, which CUDA cannot undo during a recording."""
-    mode = torch.cuda.get_sync_debug_mode()
+    """Call a function. Raise RuntimeError if it waits for the GPU, which CUDA cannot undo during a recording.
+
+    Torch's mode "error" would also stop other threads, which may wait. Its warnings come in the thread that waits.
+    """
+    waited, thread, mode = False, threading.get_ident(), torch.cuda.get_sync_debug_mode()
+
+    def notice(message: Warning | str, *_: Any) -> None:
+        nonlocal waited
+        waited |= threading.get_ident() == thread and "synchronizing" in str(message)
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls this mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        function(*inputs)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+        warnings.simplefilter("always")
+        warnings.showwarning = notice
+        torch.cuda.set_sync_debug_mode("warn")  # warns that this mode is a prototype
+        waited = False
+        try:
+            function(*inputs)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    if waited:
+        raise RuntimeError("the function waits for the GPU")
 
 
 class CudaGraphs(Generic[Outputs]):
@@ -41,6 +53,9 @@ class CudaGraphs(Generic[Outputs]):
         self.graphs: dict[torch.Size, Callable[[Tensor], Outputs]] = {}
         self.lock = threading.Lock()  # a graph has one input buffer
         self.pool: Any = None  # the memory of all graphs, which never run at the same time
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CudaGraphs, (self.function,)  # copies record their own graphs
 
     def __call__(self, images: Tensor) -> Outputs:
         size = 1 << (len(images) - 1).bit_length()

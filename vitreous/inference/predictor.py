@@ -23,6 +23,7 @@ from vitreous.common.text import clean
 from vitreous.common.threads import cores
 from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
+from vitreous.inference.cuda_graphs import CudaGraphs
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
     Columns,
@@ -96,8 +97,9 @@ class Embedder(Engine):
         check_choice("decode", decode, ("exact", "fast"))
         super().__init__(model, device, precision, batch_size, min(cores(), 16) if workers is None else workers)
         self.flip, self.compiled, self.fast_decode = flip, compile, decode == "fast"
-        self._score: Callable[[Tensor], Tensor] = torch.compile(self._forward) if compile else self._forward
-        self._pool: Callable[[Tensor], Tensor] = torch.compile(self._pooled) if compile else self._pooled
+        prepare = torch.compile if compile else CudaGraphs
+        self._score: Callable[[Tensor], Tensor] = prepare(self._forward)
+        self._pool: Callable[[Tensor], Tensor] = prepare(self._pooled)
 
     @property
     def width(self) -> int:
@@ -219,9 +221,8 @@ class Predictor(Embedder):
             check_coverage(coverage)
             if self.config.calibration is None:
                 raise ValueError(f"coverage is {coverage}, but {NOT_CALIBRATED}")
-        self._both: Callable[[Tensor], tuple[Tensor, Tensor]] = (
-            torch.compile(self._logits_and_pooled) if compile else self._logits_and_pooled
-        )
+        prepare = torch.compile if compile else CudaGraphs
+        self._both: Callable[[Tensor], tuple[Tensor, Tensor]] = prepare(self._logits_and_pooled)
         self.columns = Columns(self.top, 0, self.config.calibration is not None, coverage is not None)
         usable = self.config.calibration is not None and self.model.familiarity is not None
         self._familiarity = self.model.familiarity.to(self.device) if usable else None
