@@ -64,13 +64,40 @@ def test_bias_gelu(rows: int, width: int, kind: str) -> None:
 @pytest.mark.parametrize(("tokens", "heads"), [(1, 1), (17, 3), (128, 1), (129, 2), (197, 1), (256, 1)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_attention(tokens: int, heads: int, bias: bool) -> None:
-    assert supports(tokens, 64)
+    assert supports(tokens, 64, DEVICE)
     tensors = [random(2, tokens, 3 * heads * 64), random(3 * heads * 64, dtype=FP32) if bias else None]
 
     def call(operation, qkv, qkv_bias):  # type: ignore[no-untyped-def]
         return operation(qkv, qkv_bias, heads, 0.09)
 
     check_parity(lambda *all: call(attention, *all), lambda *all: call(plain_attention, *all), tensors)
+
+
+def test_inputs_need_not_be_contiguous() -> None:
+    def strided(*shape: int) -> torch.Tensor:
+        return random(*shape[:-2], shape[-1], shape[-2]).detach().transpose(-1, -2)
+
+    x, vector, qkv = strided(2, 5, 16), random(16, dtype=FP32), strided(2, 5, 192)
+    for found, expected in (
+        (add_norm(x, Branch(strided(2, 5, 16) * 0 + 1), vector, vector, 1e-6)[0], x + 1),
+        (
+            layer_norm(x, vector, vector, 1e-6),
+            layer_norm(x.clone(memory_format=torch.contiguous_format), vector, vector, 1e-6),
+        ),
+        (bias_gelu(x, vector, "erf"), plain_bias_gelu(x.double(), vector.double(), "erf")),
+        (attention(qkv, None, 1, 0.3), plain_attention(qkv.double(), None, 1, 0.3)),
+    ):
+        assert relative_error(found, expected.double()) < TOLERANCE
+
+
+def test_nan_reaches_the_output() -> None:
+    qkv = random(1, 20, 192).detach()
+    qkv[0, 3, 64] = torch.nan  # a key
+    assert attention(qkv, None, 1, 0.3).isnan().all()
+    x, vector = random(1, 2, 16).detach(), torch.ones(16, device=DEVICE)
+    x[0, 1, 2] = torch.nan
+    assert add_norm(x, Branch(x), vector, vector, 1e-6)[1].isnan().sum() == 16
+    assert bias_gelu(x, vector, "tanh").isnan().sum() == 1
 
 
 def test_attention_with_large_scores_is_finite() -> None:

@@ -30,19 +30,19 @@ def missing(device: torch.device, dtype: torch.dtype) -> str | None:
         return "not available inside torch.func"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"precision {str(dtype).removeprefix('torch.')}"
-    return _unsuitable()
+    return _unsuitable(device.index)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _unsuitable() -> str | None:
-    return _reason()
+def _unsuitable(index: int | None) -> str | None:
+    return _reason(torch.cuda.current_device() if index is None else index)
 
 
 @functools.cache
-def _reason() -> str | None:
+def _reason(index: int) -> str | None:
     if torch.version.cuda is None:
         return "no NVIDIA GPU"
-    if torch.cuda.get_device_capability() < MIN_CAPABILITY:
+    if torch.cuda.get_device_capability(index) < MIN_CAPABILITY:
         return "a GPU older than Ampere"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -50,7 +50,7 @@ def _reason() -> str | None:
 
     try:  # triton needs a C compiler and Python's header files
         with _disable_current_modes():
-            column_sums(torch.ones(2, 16, device="cuda"))
+            column_sums(torch.ones(2, 16, device=f"cuda:{index}"))
     except Exception as error:
         return f"triton does not work: {single_spaced(str(error) or type(error).__name__, 100)}"
     return None

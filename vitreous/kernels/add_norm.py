@@ -14,7 +14,8 @@ from torch import Tensor
 
 from vitreous.kernels.launch import column_sums, multiprocessors, on_device_of
 
-ROWS, PROGRAMS = 8, 4  # of a tile, and per multiprocessor, in the backward pass
+ROWS, SCALED_ROWS = 8, 4  # of a tile in the backward pass; LayerScale needs more registers per row
+PROGRAMS = 4  # per multiprocessor in the backward pass
 
 
 class Branch(NamedTuple):
@@ -56,14 +57,15 @@ def add_norm(
     eps: float,
 ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t d"]]:
     """Return tokens + branch, and its layer norm."""
-    return torch.ops.vitreous.add_norm(tokens, *branch, weight, bias, eps)
+    branch = branch._replace(values=branch.values.contiguous())
+    return torch.ops.vitreous.add_norm(tokens.contiguous(), *branch, weight, bias, eps)
 
 
 def layer_norm(
     tokens: Float[Tensor, "b t d"], weight: Float[Tensor, " d"], bias: Float[Tensor, " d"], eps: float
 ) -> Float[Tensor, "b t d"]:
     """Layer norm with float32 statistics, which reads and writes 16-bit tokens once."""
-    return torch.ops.vitreous.layer_norm(tokens, weight, bias, eps)
+    return torch.ops.vitreous.layer_norm(tokens.contiguous(), weight, bias, eps)
 
 
 @triton.jit
@@ -230,7 +232,7 @@ def _add_norm_backward(
         _backward[(programs,)](
             grad_summed, grad_normed, summed, values, weight if value_bias is None else value_bias, scale, factor,
             weight, grad_tokens, grad_values, partial, rows, summed.shape[-2], width, eps, per_program,
-            *given, sums, ROWS, block, num_warps=_warps(block),
+            *given, sums, ROWS if scale is None else SCALED_ROWS, block, num_warps=_warps(block),
         )  # fmt: skip
     return grad_tokens, grad_values, column_sums(partial)
 

@@ -15,9 +15,11 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.kernels.launch import column_sums, on_device_of
+from vitreous.kernels.launch import column_sums, on_device_of, shared_memory
 
 MAX_TOKENS, HEAD_DIM = 256, 64
+FEW_TOKENS = 128  # the limit on GPUs with little shared memory, such as the GeForce series
+SHARED_BYTES = 139_520  # of the backward pass for MAX_TOKENS keys (Ampere, the largest)
 
 
 def plain_attention(
@@ -38,12 +40,13 @@ def attention(
         qkv: All queries, then all keys, then all values of a token, each head by head, including the bias.
         bias: The bias that `qkv` includes. It only gets its gradient here, as the sum over all tokens.
     """
-    return torch.ops.vitreous.attention(qkv, bias, heads, scale)[0]
+    return torch.ops.vitreous.attention(qkv.contiguous(), bias, heads, scale)[0]
 
 
-def supports(tokens: int, head_dim: int) -> bool:
+def supports(tokens: int, head_dim: int, device: torch.device) -> bool:
     """Return True if `attention` can handle this size."""
-    return tokens <= MAX_TOKENS and head_dim == HEAD_DIM
+    most = MAX_TOKENS if shared_memory(device) >= SHARED_BYTES else FEW_TOKENS
+    return tokens <= most and head_dim == HEAD_DIM
 
 
 @triton.jit
@@ -57,10 +60,12 @@ def _load(start, row, rows, stride, D: tl.constexpr):
 def _forward(
     qkv, out, lse, tokens, heads, scale, D: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    image, head, width = tl.program_id(1) // heads, tl.program_id(1) % heads, heads * D
+    blocks = tl.cdiv(tokens, QUERIES)  # one dimension of programs, because the others have at most 65,535
+    pair, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    image, head, width = pair // heads, pair % heads, heads * D
     qkv += image.to(tl.int64) * tokens * 3 * width + head * D
     out += image.to(tl.int64) * tokens * width + head * D
-    query, column = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES), tl.arange(0, D)
+    query, column = block * QUERIES + tl.arange(0, QUERIES), tl.arange(0, D)
     q = _load(qkv, query, tokens, 3 * width, D)
     high = tl.full((QUERIES,), float("-inf"), tl.float32)  # largest score so far
     total = tl.zeros((QUERIES,), tl.float32)
@@ -78,7 +83,7 @@ def _forward(
         result = tl.dot(weights.to(v.dtype), v, result * shrink[:, None])
         high = higher
     tl.store(out + query[:, None] * width + column[None], result / total[:, None], mask=query[:, None] < tokens)
-    tl.store(lse + tl.program_id(1).to(tl.int64) * tokens + query, high + tl.log2(total), mask=query < tokens)
+    tl.store(lse + pair.to(tl.int64) * tokens + query, high + tl.log2(total), mask=query < tokens)
 
 
 @triton.jit
@@ -126,9 +131,10 @@ def _attention(qkv: Tensor, bias: Tensor | None, heads: int, scale: float) -> tu
     out = qkv.new_empty(b, t, width)
     lse = torch.empty(b, heads, t, dtype=torch.float32, device=qkv.device)
     queries, keys = 64, 32
-    grid = (triton.cdiv(t, queries), b * heads)
     with on_device_of(qkv):
-        _forward[grid](qkv, out, lse, t, heads, scale, HEAD_DIM, queries, keys, num_warps=4, num_stages=3)
+        _forward[(b * heads * triton.cdiv(t, queries),)](
+            qkv, out, lse, t, heads, scale, HEAD_DIM, queries, keys, num_warps=4, num_stages=3
+        )
     return out, lse
 
 
@@ -139,7 +145,7 @@ def _attention_backward(
     """Return the gradients of qkv and, if there is one, of the bias."""
     b, t, _ = out.shape
     grad_qkv = torch.empty_like(qkv)
-    keys, warps = (128, 4) if t <= 128 else (MAX_TOKENS, 8)
+    keys, warps = (FEW_TOKENS, 4) if t <= FEW_TOKENS else (MAX_TOKENS, 8)
     with on_device_of(qkv):
         _backward[(b * heads,)](
             grad, qkv, out, lse, grad_qkv, t, heads, scale, HEAD_DIM, keys, 32, num_warps=warps, num_stages=3

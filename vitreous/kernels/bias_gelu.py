@@ -30,7 +30,7 @@ def plain_bias_gelu(x: Float[Tensor, "*b m"], bias: Float[Tensor, " m"], kind: G
 
 def bias_gelu(x: Float[Tensor, "*b m"], bias: Float[Tensor, " m"], kind: Gelu) -> Float[Tensor, "*b m"]:
     """Return GELU(x + bias)."""
-    return torch.ops.vitreous.bias_gelu(x, bias, kind)
+    return torch.ops.vitreous.bias_gelu(x.contiguous(), bias, kind)
 
 
 @triton.jit

@@ -52,7 +52,7 @@ def window_attention(
         indices: The tokens of each window. Each token must be in exactly one window.
         separated: Pairs of tokens that do not attend to each other.
     """
-    return torch.ops.vitreous.window_attention(qkv, indices, bias, separated, scale)
+    return torch.ops.vitreous.window_attention(qkv.contiguous(), indices, bias.contiguous(), separated, scale)
 
 
 def supports(tokens: int, head_dim: int) -> bool:
@@ -140,7 +140,7 @@ def _backward(
         tl.store(start, tl.dot(slope, k), mask=valid)
         tl.store(start + width, tl.dot(tl.trans(slope), q), mask=valid)
         tl.store(start + 2 * width, dv, mask=valid)
-    out = partial + ((chunk * windows + window) * heads + head) * tokens * tokens
+    out = partial + ((chunk * windows + window) * heads + head).to(tl.int64) * tokens * tokens
     tl.store(out + row[:, None] * tokens + row[None], total, mask=(row[:, None] < tokens) & (row[None] < tokens))
 
 
