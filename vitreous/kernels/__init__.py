@@ -33,9 +33,12 @@ def missing(device: torch.device, dtype: torch.dtype) -> str | None:
     return _unsuitable(device.index)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _unsuitable(index: int | None) -> str | None:
     return _reason(torch.cuda.current_device() if index is None else index)
+
+
+# The effect of torch.compiler.assume_constant_result, which would import the compiler and so make every start slower.
+_unsuitable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
