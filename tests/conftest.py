@@ -1,5 +1,6 @@
 """Fixtures for all tests: a fixed seed, a small config and a small checkpoint."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ settings.register_profile("vitreous", deadline=None)  # tests must not fail on a
 settings.load_profile("vitreous")
 spin_briefly()  # before torch is loaded
 import torch  # noqa: E402
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # for the kernels; it has no effect after triton is imported
 
 import vitreous  # noqa: E402
 from vitreous.model.config import ViTConfig  # noqa: E402

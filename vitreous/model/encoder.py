@@ -33,7 +33,7 @@ class Encoder(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Compute the tokens after the last layer (z_L) from the embedded tokens (z_0)."""
         terms = position.attend(layout, tokens.device)
-        if tokens.shape[0] and self.kernels(position, tokens.device, compute_dtype(tokens)).scope == "blocks":
+        if self.kernels(position, tokens.device, compute_dtype(tokens)).scope == "blocks" and tokens.shape[0]:
             return encode(self.blocks, tokens, terms)
         for layer in range(len(self.blocks)):
             tokens = self.step(layer, tokens, terms, layout, position)

@@ -151,7 +151,7 @@ class WindowSelfAttention(SelfAttention):
     def fused(self, tokens: Float[Tensor, "b n d"], terms: WindowTerms) -> Float[Tensor, "b n d"] | None:
         """Compute the output for tokens on the grid with a fused kernel, or return None if that is not possible."""
         dtype = compute_dtype(tokens)
-        if not tokens.shape[0] or terms.indices is None or self.kernel_obstacle(tokens.device, dtype):
+        if terms.indices is None or self.kernel_obstacle(tokens.device, dtype) or not tokens.shape[0]:
             return None
         from vitreous.kernels.window_attention import supports, window_attention
 
