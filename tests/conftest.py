@@ -9,8 +9,12 @@ import jaxtyping
 import pytest
 from hypothesis import settings
 
-from browser_path import skip_browser_tests
-from vitreous.common.threads import spin_briefly
+import typecheck
+
+jaxtyping.jaxtyped = typecheck.jaxtyped  # before vitreous is imported
+
+from browser_path import skip_browser_tests  # noqa: E402
+from vitreous.common.threads import spin_briefly  # noqa: E402
 
 settings.register_profile("vitreous", deadline=None)  # tests must not fail on a busy machine
 settings.load_profile("vitreous")
@@ -25,6 +29,8 @@ from vitreous.model.config import ViTConfig  # noqa: E402
 
 if TYPE_CHECKING:
     from command_line import CommandLine
+
+collect_ignore = ["helpers"]  # without tests
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
