@@ -9,7 +9,7 @@ import torch
 
 from native_models import load_state
 from torchrun import SMALL, parse_train, torchrun, wait_for, worker
-from train_runs import finish, finish_in
+from train_runs import finish, finish_in_two
 from vitreous.common.checks import BadValue
 from vitreous.common.distributed import world
 from vitreous.training import TrainConfig
@@ -28,17 +28,17 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes of torchrun")
 def test_a_run_with_a_killed_process_restarts_and_is_bit_identical(tmp_path: Path) -> None:
     arguments = [*SMALL, "--steps", "33"]  # saved after every 11 steps
-    running = torchrun(4, *arguments, "--out", str(tmp_path / "killed"), "--auto-resume", restarts=1)
+    running = torchrun(2, *arguments, "--out", str(tmp_path / "killed"), "--auto-resume", restarts=1)
     try:
         wait_for(tmp_path / "killed" / ".saved", running)
-        os.kill(worker(running, 2), signal.SIGKILL)
+        os.kill(worker(running, 1), signal.SIGKILL)
         output, _ = running.communicate(timeout=300)
     finally:
         running.kill()
     assert running.returncode == 0, output
     assert len((tmp_path / "killed" / "commands.txt").read_text().splitlines()) == 2, output
 
-    finish_in(4, parse_train([*arguments, "--out", str(tmp_path / "whole")]))
+    finish_in_two(parse_train([*arguments, "--out", str(tmp_path / "whole")]))
     ours, theirs = weights(tmp_path / "killed"), weights(tmp_path / "whole")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
