@@ -1,4 +1,4 @@
-"""Small runs in separate processes. They start quickly because a fork server has already imported torch."""
+"""Small runs in separate processes. They start quickly because a fork server has already imported what they need."""
 
 import dataclasses
 import multiprocessing
@@ -8,15 +8,14 @@ import socket
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from vitreous.training import Augment, Optim, TrainConfig
 
-if TYPE_CHECKING:
-    import pytest
-
 SERVER: ForkServerContext = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["vitreous.training.run", "train_runs"])
+SERVER.set_forkserver_preload(["vitreous.training.run", "train_runs", "torch._dynamo"])
 
 
 def tiny(out: Path, **changes: Any) -> TrainConfig:
@@ -40,12 +39,14 @@ def tiny(out: Path, **changes: Any) -> TrainConfig:
     return dataclasses.replace(config, **changes)
 
 
-def skip_report(patch: "pytest.MonkeyPatch") -> None:
-    """Disable reports and plots, which take longer than these runs."""
+def skip_report(patch: pytest.MonkeyPatch) -> None:
+    """Disable reports and plots, and fit the familiarity to few images, as all this takes longer than these runs."""
+    from vitreous.tasks import classification_metrics
     from vitreous.training import run_results
 
     patch.setattr(run_results, "write_report", lambda folder, report: folder / "report.html")
     patch.setattr(run_results, "can_draw", lambda: False)
+    patch.setattr(classification_metrics, "MOST_FEATURES", 100)
 
 
 def start(
@@ -87,13 +88,12 @@ def finish_in(processes: int, config: TrainConfig, **how: Any) -> None:
 def _train(config: TrainConfig, die_after: int | None, stop_after: int | None, world: Any) -> None:
     import torch
 
-    from vitreous.training import run_results
     from vitreous.training.progress import Monitor
     from vitreous.training.run import Interrupted, train
 
     torch.set_num_threads(1)
     os.environ |= world or {}
-    run_results.can_draw = lambda: False  # type: ignore[assignment]
+    skip_report(pytest.MonkeyPatch())
     add = Monitor.add
 
     def counted(self: Any, result: Any, batch: Any) -> None:

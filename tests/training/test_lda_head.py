@@ -21,6 +21,7 @@ from vitreous.model.build import build
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.presets import configure
 from vitreous.serving.models import serve_model
+from vitreous.tasks import classification_metrics
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.segment import Segment
 from vitreous.training import TrainConfig
@@ -69,6 +70,7 @@ def test_the_encoder_sees_every_training_image_once(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skip_report(monkeypatch)
+    monkeypatch.setattr(classification_metrics, "MOST_FEATURES", 2000)
     counts: list[int] = []
     pooled = vitreous.ViT.pooled
     monkeypatch.setattr(vitreous.ViT, "pooled", lambda self, x: (counts.append(len(x)), pooled(self, x))[1])
