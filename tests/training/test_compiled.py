@@ -1,6 +1,7 @@
 """Compilation of training steps, with CUDA graphs if no result outlives a step, and of evaluations if they are many."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ class Counted(nn.Module):
         assert torch.is_grad_enabled() == self.module.training == self.trains
         self.calls += 1
         return self.module(*inputs)
+
+
+@pytest.fixture(autouse=True)
+def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_report(monkeypatch)
 
 
 def settings_of(task: str) -> dict[str, Any]:
@@ -176,7 +182,6 @@ def test_run_continues_without_graphs_if_they_fail(
 @pytest.mark.parametrize("recompute", [False, True])
 def test_compiled_blocks_give_the_same_losses(recompute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One block is compiled for training and one for evaluation, although dropout rates differ."""
-    skip_report(monkeypatch)
     whole = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda block, **options: whole(block, backend="aot_eager", **options))
     torch._dynamo.reset()
@@ -217,6 +222,7 @@ def test_parallel_wrapper_is_compiled_with_the_module(
 def test_custom_tasks_are_compiled_without_cuda_graphs(
     task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     seen = []
     monkeypatch.setattr(setup, "suits_graphs", lambda config, world, once: seen.append(once) or False)
     job_of(tmp_path, task, compile=True)
