@@ -87,14 +87,14 @@ def check_numbers(field: str, value: object) -> None:
         check_real(field, number, -1e6, 1e6)
 
 
-def as_size(value: int | Sequence[int]) -> Size:
+def as_size(value: int | Sequence[int], name: str = "image_size") -> Size:
     """Convert one integer (the side of a square) or two integers to (height, width)."""
     try:
         sides = [operator.index(side) for side in (value if isinstance(value, Iterable) else (value,))]
     except TypeError:
         sides = []
     if len(sides) not in (1, 2):
-        fail("image_size", value, "one integer (the side of a square) or two integers (height, width)")
+        fail(name, value, "one integer (the side of a square) or two integers (height, width)")
     return (sides[0], sides[-1])
 
 

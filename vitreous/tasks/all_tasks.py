@@ -2,6 +2,7 @@
 
 from vitreous.tasks.base import Task
 from vitreous.tasks.classify import Classify
+from vitreous.tasks.distil import Distil
 from vitreous.tasks.masked import Mae, Mpp
 from vitreous.tasks.multilabel import MultiLabelTask
 from vitreous.tasks.regress import Regress
@@ -14,4 +15,5 @@ TASKS: dict[str, type[Task]] = {
     "segment": Segment,
     "mae": Mae,
     "mpp": Mpp,
+    "distil": Distil,
 }

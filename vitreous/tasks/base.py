@@ -5,7 +5,7 @@ b: batch; k: images.
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
@@ -28,10 +28,11 @@ from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.options import Conditional, Dropout, GlobalAverage, OutputConfig, Preprocessing, SingleLabel
 from vitreous.report.html import TaskReport, samples_section
 from vitreous.tasks.config import TASK_OPTIONS, TrainConfig, flatten
-from vitreous.weights import CATALOG, Checkpoint, open_checkpoint, provenance_of
+from vitreous.weights import CATALOG, Checkpoint, copy_to_memory, load_encoder, open_checkpoint, provenance_of
 from vitreous.weights.native import CALIBRATION
 
 SMALL = 48  # largest side of small images, in pixels
+LARGEST = 256  # by default, checkpoints with a larger image size are used at a smaller size
 SAMPLES = 16  # number of training images in a report
 EVALUATION_BATCH = 64  # same as the default of `vitreous eval`, so that both give the same metrics
 
@@ -241,6 +242,10 @@ class Task(ABC):
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:
         """Evaluate the module on batches of a validation or test split."""
 
+    def check_resumable(self, provenance: Mapping[str, Any]) -> None:
+        """Raise ValueError if a run whose last checkpoint has this provenance cannot be resumed with this task."""
+        return
+
     def solve(self, source: Source, world: World, precision: torch.dtype, log: Callable[[str], None]) -> Solution:
         """Compute the weights in closed form. `log` is called with lines that report the progress."""
         raise NotImplementedError
@@ -338,6 +343,13 @@ def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
     if checkpoint is None:
         return configure(config.model or "", image_size=size, overrides=config.overrides)
     return checkpoint if size is None else checkpoint.resized(size)
+
+
+def load_teacher(source: str | Path, device: torch.device, size: Size | None = None) -> Model:
+    """Load a model to distil from: in evaluation mode, frozen, without the decoder of a segmenter."""
+    teacher: Model = load_encoder(source, image_size=size).to(device).eval().requires_grad_(False)
+    copy_to_memory(teacher)
+    return teacher
 
 
 def check_preset(config: TrainConfig) -> None:

@@ -43,7 +43,7 @@ from vitreous.report.html import (
     table,
     tag,
 )
-from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Choice, Finished, Results, Task, padded_if
+from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Choice, Finished, Results, Task, load_teacher, padded_if
 from vitreous.tasks.classification_metrics import (
     ClassMetrics,
     Evaluation,
@@ -53,8 +53,7 @@ from vitreous.tasks.classification_metrics import (
     fit_familiarity,
 )
 from vitreous.tasks.config import Augment, Distillation, TrainConfig
-from vitreous.weights.io.safetensors_file import copy_to_memory
-from vitreous.weights.load import Checkpoint, load_encoder
+from vitreous.weights.load import Checkpoint
 
 MISTAKES = 24
 MOST_CACHED = 500_000  # maximum number of images with cached features for --train-only head (1.5 GB with width 768)
@@ -69,7 +68,7 @@ class Classify(Task):
     metric = "top1"
     train_metric: ClassVar[str | None] = "top1"
     complete_checkpoint = calibrates = lora = True
-    options = frozenset({"smoothing", "balance", "flip_test", "mixup", "cutmix", *vars(Distillation())})
+    options = frozenset({"smoothing", "balance", "flip_test", "mixup", "cutmix", *vars(Distillation())}) - {"teacher_size"}
     next_steps: ClassVar[tuple[str, ...]] = (
         "vitreous predict {best} {image}",
         "vitreous eval {best} --data {data}",
@@ -82,8 +81,7 @@ class Classify(Task):
         self.teacher: Model | None = None
         if config.distillation.teacher is not None:
             device = next(model.parameters()).device
-            self.teacher = load_encoder(config.distillation.teacher).to(device).eval().requires_grad_(False)
-            copy_to_memory(self.teacher)
+            self.teacher = load_teacher(config.distillation.teacher, device)
             check_teacher(self.teacher, config.distillation.teacher, model)
 
     @classmethod

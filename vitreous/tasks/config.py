@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from vitreous.common.checks import (
     BadValue,
+    as_size,
     check_fraction,
     check_positive,
     check_real,
@@ -75,10 +76,12 @@ class Augment:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Distillation from a teacher model (DeiT, arXiv 2012.12877)."""
+    """Distillation from a teacher: of its classes (DeiT, arXiv 2012.12877) or, with --task distil, of its features."""
 
     teacher: str | Path | None = None
-    """Checkpoint path or catalog name of the teacher, which must have the same classes."""
+    """Checkpoint path or catalog name of the teacher, which must have the same classes, except with --task distil."""
+    teacher_size: tuple[int, ...] = ()
+    """distil: image size of the teacher; by default that of its checkpoint, or 224 if that is larger than 256."""
     distill: Literal["soft", "hard"] = "hard"
     """soft: match the teacher's probabilities; hard: use the teacher's top-1 class as the label."""
     distill_weight: float = 0.5
@@ -92,6 +95,8 @@ class Distillation:
     def check(self) -> None:
         check_real("distill_weight", self.distill_weight, 0, 1)
         check_positive("distill_temperature", self.distill_temperature)
+        if self.teacher_size:
+            as_size(self.teacher_size, "teacher_size")
         for name, default in vars(Distillation()).items():
             if self.teacher is None and getattr(self, name) != default:
                 raise BadValue(f"{name} is {getattr(self, name)!r}, but it has no effect without --teacher")
@@ -240,9 +245,9 @@ class TrainConfig:
     """Image size: one number, or height and width. Position embeddings of a checkpoint are resampled."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the model config, such as {"registers": 4, "position": Rotary2d()}."""
-    task: Literal["classify", "multilabel", "regress", "segment", "mae", "mpp"] = "classify"
+    task: Literal["classify", "multilabel", "regress", "segment", "mae", "mpp", "distil"] = "classify"
     """classify: one class per image; multilabel: any number of classes per image; regress: numbers; segment: one class
-    per pixel; mae and mpp: masked pre-training without labels."""
+    per pixel; mae and mpp: masked pre-training without labels; distil: learn the features of --teacher without labels."""
     data_root: str | Path | None = None
     """Local copy of a data set that would otherwise be downloaded."""
     val_fraction: float = 0.2
@@ -409,7 +414,7 @@ def with_fields(config: C, fields: Mapping[str, Any]) -> C:
     for name, value in vars(config).items():
         if name in fields:
             given = fields[name]
-            given = (given,) if name == "image_size" and isinstance(given, int) else given
+            given = (given,) if name in ("image_size", "teacher_size") and isinstance(given, int) else given
             changes[name] = decode(hints[name], given, name)
         elif dataclasses.is_dataclass(value):
             changes[name] = with_fields(value, {key: fields[key] for key in vars(value).keys() & fields.keys()})

@@ -3,59 +3,36 @@
 b: batch; n: patches.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from dataclasses import replace
+from typing import ClassVar, cast
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.common.checks import fail
 from vitreous.common.rng import SampleRng
-from vitreous.data import Augmentation, DataSet, Source
+from vitreous.data import DataSet, Source
 from vitreous.data.augment.batch import augment
 from vitreous.data.loader import Batch, Reader, Request
-from vitreous.inference.engine import evaluation_mode, mixed_precision
+from vitreous.inference.engine import evaluation_mode
 from vitreous.model import Model, ViTConfig
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.masked import Filled, MaskedAutoencoder, MaskedPatchPrediction
 from vitreous.model.patch import cut, uncut
 from vitreous.report import plots
 from vitreous.report.html import TaskReport, figures_section, samples_section
-from vitreous.tasks.base import SMALL, Choice, Finished, Task, padded_if
+from vitreous.tasks.base import Choice, Finished
 from vitreous.tasks.config import TrainConfig
+from vitreous.tasks.unlabelled import Unlabelled
 from vitreous.weights.load import Checkpoint
 
 FIGURES = 6  # number of images in the reconstruction figure
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Loss of each image; NaN for unreadable images."""
-
-    losses: Float[Tensor, "n"]
-    indices: Tensor
-    problems: list[str]
-
-    def metrics(self) -> dict[str, Any]:
-        read = self.losses[self.losses.isfinite()]
-        loss = read.mean().item() if len(read) else float("nan")
-        return {"loss": loss, "count": len(read), "unreadable": len(self.losses) - len(read)}
-
-    @classmethod
-    def join(cls, parts: Sequence["Losses"]) -> "Losses":
-        losses, indices = (torch.cat([getattr(part, name) for part in parts]) for name in ("losses", "indices"))
-        order = torch.from_numpy(np.unique(indices.numpy(), return_index=True)[1])
-        problems = list(dict.fromkeys(problem for part in parts for problem in part.problems))
-        return cls(losses[order], indices[order], problems)
-
-
-class Masked(Task):
+class Masked(Unlabelled):
     """Base class of tasks that predict masked patches."""
 
-    metric, larger_is_better, labelled = "loss", False, False
     title: ClassVar[str]
     caption = "Validation images, their visible patches, and the model's predictions of the masked patches."
     random_sets = 1  # number of random numbers per patch
@@ -63,8 +40,6 @@ class Masked(Task):
     def __init__(self, config: TrainConfig, model: Model):
         if not model.config.can_drop_patches:
             fail("model", config.model or str(config.init), f"a model that can drop patches for --task {config.task}")
-        if config.train_only not in (None, "all"):
-            fail("train_only", config.train_only, f"'all' for --task {config.task}")
         super().__init__(config, model)
         model.freeze_pooling()  # patches are predicted from patch features
         self.augmentation = replace(self.augmentation, mixup=0.0, cutmix=0.0)
@@ -78,11 +53,6 @@ class Masked(Task):
     def predict(self, module: nn.Module, images: Tensor, unit: Tensor, numbers: Tensor) -> Filled:
         """Mask and predict patches. `unit`: images in [0, 1]; `numbers`: random numbers that select masked patches."""
         raise NotImplementedError
-
-    @classmethod
-    def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
-        base = Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0))
-        return base, "crop and flip"
 
     def module(self) -> nn.Module:
         return self._module
@@ -103,21 +73,8 @@ class Masked(Task):
         readable = (labels >= 0).float().to(unit.device, non_blocking=True)
         return normalise(unit, self.model.config.preprocessing), unit, numbers, readable
 
-    def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        images, unit, numbers, weights = inputs
-        losses = self.predict(module, images, unit, numbers).losses
-        return (losses * weights).sum(), torch.zeros_like(weights.sum())
-
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Losses:
-        parts, device = [], next(module.parameters()).device
-        with evaluation_mode(module):
-            for batch in batches:
-                *inputs, readable = self.prepare_evaluation(batch, device)
-                with mixed_precision(device, precision):
-                    losses = self.predict(module, *inputs).losses.float()
-                losses = torch.where(readable > 0, losses, torch.nan).cpu()
-                parts.append(Losses(losses, batch.indices.cpu(), batch.problems))
-        return Losses.join(parts)
+    def losses(self, module: nn.Module, *inputs: Tensor) -> Float[Tensor, "b"]:
+        return self.predict(module, *inputs).losses
 
     def report(self, run: Finished) -> TaskReport:
         metrics = run.results.metrics()

@@ -26,7 +26,7 @@ from vitreous.data.resident import kept_bytes
 from vitreous.data.sources.base import DataSet, Source, StoredImage
 from vitreous.model.presets import configure
 from vitreous.model.protocol import ModelConfig
-from vitreous.tasks.base import SMALL, Choice, FineTuning, Task, checkpoint_config, open_init
+from vitreous.tasks.base import LARGEST, SMALL, Choice, FineTuning, Task, checkpoint_config, open_init
 from vitreous.tasks.config import Augment, TrainConfig, with_fields
 from vitreous.training.cached_head import can_cache
 from vitreous.training.setup import KEPT_FRACTION, task_class_of, train_reader
@@ -40,7 +40,6 @@ STEPS, FINE_TUNING_STEPS, CPU_FINE_TUNING_STEPS = (600, 40_000), (400, 1_500), (
 EVALUATED_STEPS, EVALUATIONS = 25, 10
 GPU_BATCH = 512  # largest default batch size
 LORA_IMAGES = 20_000  # with more images, fine-tuning all weights is better than LoRA
-LARGEST = 256  # by default, checkpoints with a larger image size are fine-tuned at a smaller size
 FEW = 2_000  # with fewer images, --init is recommended
 MANY = 100_000  # with more images, --init auto uses a smaller model to keep the run short
 

@@ -43,7 +43,7 @@ from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
 from vitreous.training.run_results import summarise
 from vitreous.training.setup import Job, set_up, task_class_of
 from vitreous.weights.load import Checkpoint
-from vitreous.weights.native import load_folder
+from vitreous.weights.native import NativeCheckpoint, load_folder
 
 NOTHING, SAVE = 0, 1  # actions after a step, in order of urgency; a larger number is a signal that stops the run
 MAX_UNREADABLE = 0.05  # default of --max-unreadable
@@ -188,6 +188,7 @@ def _open_data(
 
 def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress:
     before = read_progress(folder / "last")
+    job.task.check_resumable(NativeCheckpoint(folder / "last").provenance)
     if before.step > job.total_steps:
         path = folder / "last" / "progress.json"
         raise ValueError(f"{path}: step must be at most the last step ({job.total_steps}), got {before.step}")
