@@ -18,7 +18,8 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.masked import MaskedAutoencoder
 from vitreous.model.presets import configure
 from vitreous.tasks.all_tasks import TASKS
-from vitreous.tasks.masked import Losses, Mae, Masked, Mpp
+from vitreous.tasks.masked import Mae, Masked, Mpp
+from vitreous.tasks.unlabelled import Losses
 from vitreous.training import Augment, Distillation, Masking, Optim, Segmenting, TrainConfig
 from vitreous.training.defaults import choose
 from vitreous.training.run import train

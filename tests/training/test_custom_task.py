@@ -14,7 +14,7 @@ from train_runs import skip_report, tiny
 from vitreous.data.loader import Batch
 from vitreous.model.inputs import normalise
 from vitreous.tasks.base import Task
-from vitreous.tasks.masked import Losses
+from vitreous.tasks.unlabelled import Losses
 from vitreous.training import checkpoint
 from vitreous.training import run as loop
 from vitreous.training.run import Interrupted, train

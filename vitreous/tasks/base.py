@@ -347,7 +347,7 @@ def planned_config(config: TrainConfig, init: Checkpoint | None) -> ModelConfig:
 
 def load_teacher(source: str | Path, device: torch.device, size: Size | None = None) -> Model:
     """Load a model to distil from: in evaluation mode, frozen, without the decoder of a segmenter."""
-    teacher: Model = load_encoder(source, image_size=size).to(device).eval().requires_grad_(False)
+    teacher = load_encoder(source, image_size=size).to(device).eval().requires_grad_(False)
     copy_to_memory(teacher)
     return teacher
 

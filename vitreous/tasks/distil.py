@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.common.checks import Size, as_size, fail
+from vitreous.common.checks import BadValue, Size, as_size, fail
 from vitreous.common.device import choose_dtype, placed
 from vitreous.common.rng import SampleRng
 from vitreous.data import Batch, DataSet
@@ -48,9 +48,9 @@ class Distil(Unlabelled):
         assert given.teacher is not None, "see `check`"
         size = as_size(given.teacher_size) if given.teacher_size else None
         teacher = load_teacher(given.teacher, device, size)
-        if teacher.config.channels != model.config.channels:
-            expected = f"a model with {model.config.channels} input channels, like the student"
-            fail("teacher", f"{given.teacher} with {teacher.config.channels} input channels", expected)
+        channels, own = teacher.config.channels, model.config.channels
+        if channels != own:
+            raise BadValue(f"teacher {given.teacher} has {channels} input channels, but the student has {own}")
         weights = weights_digest(teacher.config, teacher.state_dict())
         self.record = {"teacher": {"name": str(given.teacher), "weights": weights}}
         vars(model)["provenance"] = provenance_of(model) | self.record

@@ -16,7 +16,7 @@ from vitreous.common.atomic_files import atomic_file, atomic_folder
 from vitreous.common.checks import BadValue, as_size, fail, suggestion
 from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
-from vitreous.model import AnyConfig, Model, ResNet, ViT
+from vitreous.model import AnyConfig, Model
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.model.options import Conditional
 from vitreous.weights.catalog import CATALOG, HUB_PREFIX
@@ -316,11 +316,11 @@ def load(
     return open_checkpoint(source, format, part).model(image_size, num_classes, overrides)
 
 
-def load_encoder(source: str | Path, image_size: ImageSize | None = None) -> ViT | ResNet:
+def load_encoder(source: str | Path, image_size: ImageSize | None = None) -> Model:
     """Load a model. If the model is a segmenter, return only its encoder."""
     model = load(source, image_size=image_size)
     vars(model.backbone)["provenance"] = provenance_of(model)
-    return model.backbone  # type: ignore[return-value]
+    return model.backbone
 
 
 def describe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Description:
