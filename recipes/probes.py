@@ -39,8 +39,7 @@ from vitreous.evaluation.probe import PROBES, KnnResult, Result, run_probe
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
-from vitreous.model.resnet import ResNet
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
 from vitreous.weights.load import load_encoder
 
 
@@ -82,16 +81,16 @@ class Row:
     seconds: float
 
 
-def control(model: ViT | ResNet, seed: int) -> ViT | ResNet:
+def control(model: Model, seed: int) -> Model:
     """Build the same architecture with random weights."""
     config = model.config
     if isinstance(config, ViTConfig) and config.layer_scale is not None:
         config = dataclasses.replace(config, layer_scale=1.0)
     torch.manual_seed(seed)
-    return build(config).eval()  # type: ignore[return-value]
+    return build(config).eval()
 
 
-def probe(name: str, model: ViT | ResNet, data: str, options: Options) -> Row:
+def probe(name: str, model: Model, data: str, options: Options) -> Row:
     """Run all probes of one encoder on one data set."""
     started = time.perf_counter()
     found = open_data(data, root=options.data_root, seed=options.seed)

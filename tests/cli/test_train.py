@@ -108,6 +108,15 @@ def test_flags_of_every_group_are_used_and_omitted_ones_are_chosen(
         (("--data", "digits", "--task", "mae", "--mpp-target", "pixels"), "no effect with --task mae"),
         (("--data", "digits", "--task", "mpp", "--decoder-width", "64"), "no effect with --task mpp"),
         (("--data", "digits", "--distill", "soft"), "distill is 'soft', but it has no effect without --teacher"),
+        (("--data", "digits", "--task", "distil"), "teacher is None, but must be a checkpoint path or a catalog name"),
+        (("--data", "digits", "--teacher-size", "64"), "teacher_size is (64,), but it has no effect without --teacher"),
+        (("--data", "digits", "--teacher", "x", "--teacher-size", "64"), "no effect with --task classify"),
+        (("--data", "digits", "--teacher", "x", "--teacher-size", "6", "6", "6"), "teacher_size is (6, 6, 6), but"),
+        (
+            ("--data", "digits", "--task", "distil", "--teacher", "x", "--distill", "soft"),
+            "no effect with --task distil",
+        ),
+        (("--data", "digits", "--task", "distil", "--teacher", "x", "--balance", "1"), "no effect with --task distil"),
         (("--data", "digits", "--lora-rank", "3"), "no effect without --train-only lora"),
     ],
     ids=" ".join,
@@ -133,6 +142,7 @@ def test_invalid_flags_are_rejected_in_one_line(command: CommandLine, flags: tup
         (["--data", "digits", "--train-only", "lora"], 2, "--train-only lora needs --init"),
         (["--data", "digits", "--set", "widht=3"], 2, "(did you mean 'width'?)"),
         (["--data", "digits", "--init", "x", "--model", "ViT-S/16"], 2, "omitted with --init"),
+        (["--data", "digits", "--task", "distil", "--teacher", "dinov2-z"], 1, "did you mean 'dinov2-s'?"),
         (["--resume", "--out", "nowhere"], 1, "no run to resume in nowhere"),
     ],
 )

@@ -1,9 +1,10 @@
-"""Training tasks: classification, multi-label classification, regression, segmentation and masked pre-training.
+"""Training tasks: classification, several labels, regression, segmentation, masked pre-training and distillation.
 
-Each task is a class (in classify.py, multilabel.py, regress.py, segment.py or masked.py) that defines its data, model,
-loss, metrics, defaults and report sections. base.py defines the interface of tasks, all_tasks.py lists the tasks by
-name, and config.py defines the config of a run. The *_metrics.py files contain the evaluation code for training and
-`vitreous eval`. Names are imported on first use, so that the config can be used without importing torch.
+Each task is a class (in classify.py, multilabel.py, regress.py, segment.py, masked.py or distil.py) that defines its
+data, model, loss, metrics, defaults and report sections. base.py defines the interface of tasks, unlabelled.py that of
+tasks without labels, all_tasks.py lists the tasks by name, and config.py defines the config of a run. The *_metrics.py
+files contain the evaluation code for training and `vitreous eval`. Names are imported on first use, so that the config
+can be used without importing torch.
 """
 
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vitreous.tasks.config import Segmenting as Segmenting
     from vitreous.tasks.config import TableTargets as TableTargets
     from vitreous.tasks.config import TrainConfig as TrainConfig
+    from vitreous.tasks.distil import Distil as Distil
     from vitreous.tasks.masked import Mae as Mae
     from vitreous.tasks.masked import Mpp as Mpp
     from vitreous.tasks.multilabel import MultiLabelTask as MultiLabelTask
@@ -41,6 +43,7 @@ _HOMES = {
     "Choice": "vitreous.tasks.base",
     "Classify": "vitreous.tasks.classify",
     "classify_source": "vitreous.tasks.classification_metrics",
+    "Distil": "vitreous.tasks.distil",
     "Distillation": "vitreous.tasks.config",
     "Evaluation": "vitreous.tasks.classification_metrics",
     "Finished": "vitreous.tasks.base",

@@ -43,7 +43,17 @@ from vitreous.report.html import (
     table,
     tag,
 )
-from vitreous.tasks.base import EVALUATION_BATCH, SAMPLES, SMALL, Choice, Finished, Results, Task, load_teacher, padded_if
+from vitreous.tasks.base import (
+    EVALUATION_BATCH,
+    SAMPLES,
+    SMALL,
+    Choice,
+    Finished,
+    Results,
+    Task,
+    load_teacher,
+    padded_if,
+)
 from vitreous.tasks.classification_metrics import (
     ClassMetrics,
     Evaluation,
@@ -68,7 +78,9 @@ class Classify(Task):
     metric = "top1"
     train_metric: ClassVar[str | None] = "top1"
     complete_checkpoint = calibrates = lora = True
-    options = frozenset({"smoothing", "balance", "flip_test", "mixup", "cutmix", *vars(Distillation())}) - {"teacher_size"}
+    options = frozenset({"smoothing", "balance", "flip_test", "mixup", "cutmix", *vars(Distillation())}) - {
+        "teacher_size"
+    }
     next_steps: ClassVar[tuple[str, ...]] = (
         "vitreous predict {best} {image}",
         "vitreous eval {best} --data {data}",
