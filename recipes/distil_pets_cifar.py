@@ -1,8 +1,8 @@
 """Distillation without labels: DINOv2-S into a ViT-Ti/16 on unlabelled images of Pets and CIFAR-10.
 
-The training images of both data sets are written to one folder, without their labels. The student is trained from random
-weights to predict the features of the teacher. The test images are used only for the probes: k-NN, linear and few-shot
-probes of the student before and after training, and of the teacher, all at the same image size.
+The training images of both data sets are written to one folder, without their labels. The student is trained from
+random weights to predict the features of the teacher. The test images are used only for the probes: k-NN, linear and
+few-shot probes of the student before and after training, and of the teacher, all at the same image size.
 
 Pets has few images of similar classes, so each of them is in the folder several times (--pets-copies), with another
 augmentation of every copy.
@@ -23,7 +23,7 @@ import tyro
 from PIL import Image
 
 from benchmarks.publish_table import publish
-from recipes.masked_cifar10 import finished, rate
+from recipes.masked_cifar10 import finished
 from recipes.probes import Options as ProbeOptions
 from recipes.probes import Row, control, probe, table
 from vitreous.cli.main import exit_with_error
@@ -51,8 +51,8 @@ class Options:
     pets_copies: int = 4
     epochs: float = 40
     batch_size: int = 512
-    lr: float = 1e-3
-    """Learning rate of AdamW for a batch size of 512, scaled with the square root of the batch size."""
+    lr: float = 7e-3
+    """Learning rate of Muon."""
     mixup: float = 0.0
     """Alpha of mixup, which the teacher also sees."""
     device: str = "auto"
@@ -104,7 +104,7 @@ def training(images: Path, options: Options) -> TrainConfig:
         epochs=options.epochs,
         evaluate_every=max(round(options.epochs / 4), 1),
         batch_size=options.batch_size,
-        optim=Optim(lr=rate(options.lr, options.batch_size, 512), weight_decay=0.05, warmup=0.1),
+        optim=Optim(optimizer="muon", lr=options.lr, weight_decay=0.05, warmup=0.1),
         augment=Augment(crop="resized", crop_scale=(0.2, 1.0), flip=0.5, policy="none", mixup=options.mixup),
         device=options.device,
         seed=options.seed,

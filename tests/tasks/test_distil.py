@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import vitreous
 from every_family import FAMILIES, small_model
@@ -155,7 +154,7 @@ def test_dropped_patches_have_no_loss(tmp_path: Path) -> None:
 
 @every_family
 def test_every_family_can_be_the_teacher(unchecked: None, family: str, tmp_path: Path) -> None:
-    task = task_of(saved(family, tmp_path))
+    task = task_of(saved(family, tmp_path), size=FAMILIES[family].backbone.image_size)
     before = {name: tensor.clone() for name, tensor in task.teacher.state_dict().items()}
     module = task.module().train()
     loss, _ = task.loss(module, task.prepare(batch_of((32, 32), (0, -1, 1, 2))))

@@ -119,6 +119,7 @@ class Task(ABC):
     masks: ClassVar[bool] = False  # True if batches contain masks
     cpu_batch: ClassVar[int] = 64  # default batch size on a CPU
     cpu_steps: ClassVar[tuple[int, int]] = (300, 1_500)  # minimum and maximum number of steps on a CPU
+    muon: ClassVar[bool] = True  # False if Muon is not the default for training from scratch
     lora: ClassVar[bool] = False  # True if LoRA is the default for fine-tuning on few images
     fine_tuning: ClassVar[FineTuning] = FineTuning()
     options: ClassVar[frozenset[str]] = TASK_OPTIONS  # the TASK_OPTIONS that this task uses

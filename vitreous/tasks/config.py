@@ -247,7 +247,7 @@ class TrainConfig:
     """Other fields of the model config, such as {"registers": 4, "position": Rotary2d()}."""
     task: Literal["classify", "multilabel", "regress", "segment", "mae", "mpp", "distil"] = "classify"
     """classify: one class per image; multilabel: any number of classes per image; regress: numbers; segment: one class
-    per pixel; mae and mpp: masked pre-training without labels; distil: learn the features of --teacher without labels."""
+    per pixel; mae and mpp: masked pre-training without labels; distil: features of --teacher, without labels."""
     data_root: str | Path | None = None
     """Local copy of a data set that would otherwise be downloaded."""
     val_fraction: float = 0.2

@@ -152,5 +152,6 @@ def on_grid(features: Features, grid: Size) -> Float[Tensor, "b n e"]:
     """
     if features.grid == grid:
         return features.patches
-    maps = features.patches.mT.unflatten(2, features.grid)
+    b, _, width = features.patches.shape
+    maps = features.patches.mT.reshape(b, width, *features.grid)
     return F.interpolate(maps, grid, mode="bilinear", antialias=True).flatten(2).mT

@@ -36,6 +36,7 @@ class Masked(Unlabelled):
     title: ClassVar[str]
     caption = "Validation images, their visible patches, and the model's predictions of the masked patches."
     random_sets = 1  # number of random numbers per patch
+    muon = False
 
     def __init__(self, config: TrainConfig, model: Model):
         if not model.config.can_drop_patches:

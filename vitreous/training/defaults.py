@@ -232,7 +232,7 @@ class _Choices:
         """Choose Muon for training a ViT from scratch, unless the user set a learning rate, which may be for AdamW."""
         config = self.config
         if config.optim.optimizer is None:
-            scratch = config.init is None and config.optim.lr is None and self.task.labelled
+            scratch = config.init is None and config.optim.lr is None and self.task.muon
             if scratch and configure(config.model or "").has_attention:
                 self.pick(Choice("optimizer", "muon", "for training from scratch"))
             else:
