@@ -15,6 +15,7 @@ import vitreous
 from every_family import FAMILIES, small_model
 from train_runs import finish, finish_in_two, skip_report, tiny
 from vitreous.data.loader import Batch
+from vitreous.data.open import open_data
 from vitreous.model.build import build
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
@@ -185,6 +186,19 @@ def test_unreadable_images_have_no_weight(tmp_path: Path) -> None:
     parts = [Batch(*(field[i : i + 1] for field in batch[:4]), 0, []) for i in (2, 1, 0)]  # type: ignore[index]
     apart = Losses.join([task.evaluate(module, [part], torch.float32) for part in parts])
     torch.testing.assert_close(apart.losses, measured.losses, equal_nan=True)
+
+
+@pytest.mark.parametrize(("side", "expected"), [(64, (64, 64)), (256, (256, 256)), (272, (224,))])
+def test_large_teachers_are_used_at_a_smaller_size(side: int, expected: tuple[int, ...], tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"width": 32, "depth": 1, "num_heads": 2}
+    vitreous.save(vitreous.create("ViT-Ti/16", image_size=side, overrides=fields), tmp_path / "teacher")
+    config = TrainConfig(distillation=Distillation(tmp_path / "teacher"))
+    data = open_data("digits", labelled=False)
+    assert [(choice.name, choice.value) for choice in Distil.choose_options(config, data, None)] == [
+        ("teacher_size", expected)
+    ]
+    given = dataclasses.replace(config, distillation=Distillation(tmp_path / "teacher", (32,)))
+    assert Distil.choose_options(given, data, None) == []
 
 
 def test_teacher_with_other_channels_is_rejected(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from automatic_choices import TINY, checkpoint, chosen
 from vitreous import create
-from vitreous.training import Optim
+from vitreous.training import Distillation, Optim
 from vitreous.weights.load import save
 
 
@@ -63,6 +63,12 @@ def test_vits_are_trained_from_scratch_with_muon(task: Any) -> None:
     assert settings(task=task) == ("all", None, "muon")
     assert settings(task=task, optim=Optim(lr=1e-3))[2] == "adamw"  # the rate may be meant for AdamW
     assert settings(task=task, optim=Optim("sgd"))[2] == "sgd"
+
+
+def test_distillation_from_scratch_uses_muon(vit: Path) -> None:
+    teacher = Distillation(teacher=vit)
+    assert settings(task="distil", distillation=teacher) == ("all", None, "muon")
+    assert settings(task="distil", distillation=teacher, init=vit) == ("all", None, "adamw")
 
 
 def test_other_models_and_tasks_use_adamw(tmp_path: Path) -> None:
