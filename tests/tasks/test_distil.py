@@ -208,6 +208,11 @@ def test_teacher_with_other_channels_is_rejected(tmp_path: Path) -> None:
         task_of(tmp_path / "grey")
 
 
+def test_size_that_does_not_suit_the_teacher_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"teacher .*ViT: an image of 57 x 57 .* use 56 x 56"):
+        task_of(saved("ViT", tmp_path), size=(57,))
+
+
 # ---- Runs ------------------------------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,10 @@ class Distil(Unlabelled):
         given, device = config.distillation, next(model.parameters()).device
         assert given.teacher is not None, "see `check`"
         size = as_size(given.teacher_size) if given.teacher_size else None
-        teacher = load_teacher(given.teacher, device, size)
+        try:
+            teacher = load_teacher(given.teacher, device, size)
+        except BadValue as error:  # the size does not suit its patches
+            raise BadValue(f"teacher {given.teacher}: {error}") from error
         channels, own = teacher.config.channels, model.config.channels
         if channels != own:
             raise BadValue(f"teacher {given.teacher} has {channels} input channels, but the student has {own}")
