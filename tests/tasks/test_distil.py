@@ -131,6 +131,20 @@ def test_student_and_teacher_see_the_same_view(augment: Augment, tmp_path: Path)
     torch.testing.assert_close((pooled, patches), again, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("family", ["ViT", "Swin", "BiT"])
+def test_teacher_in_16_bits_has_nearly_the_same_features(family: str, tmp_path: Path) -> None:
+    full = task_of(saved(family, tmp_path), size=FAMILIES[family].image_size)
+    half = Distil(dataclasses.replace(full.config, precision="bf16"), full.model)
+    assert {weight.dtype for weight in half.teacher.parameters()} == {torch.bfloat16}
+    unit = torch.rand(2, 3, 32, 32)
+    for expected, found in zip(full.targets(unit), half.targets(unit), strict=True):
+        assert found.dtype == torch.bfloat16
+        assert F.cosine_similarity(expected, found.float(), dim=-1).min() > 0.99
+    inputs = half.prepare(batch_of((32, 32)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert half.losses(half.module(), *inputs[:-1]).dtype == torch.float32
+
+
 def test_dropped_patches_have_no_loss(tmp_path: Path) -> None:
     torch.manual_seed(1)
     student = build(dataclasses.replace(FAMILIES["ViT"].with_classes(0), patch_dropout=0.5))  # type: ignore[call-arg]
@@ -216,6 +230,7 @@ def test_size_that_does_not_suit_the_teacher_is_rejected(tmp_path: Path) -> None
 # ---- Runs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_saves_an_encoder(
     digits_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

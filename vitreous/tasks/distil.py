@@ -106,7 +106,7 @@ class Distil(Unlabelled):
             unit = F.interpolate(unit, config.image_size, mode="bicubic", antialias=True).clamp(0, 1)
         features = self.teacher.features(normalise(unit, config.preprocessing).to(dtype))
         patches = on_grid(features, self.model.config.grid)
-        return normalised(self.teacher.pool_features(features)), normalised(patches)
+        return normalised(self.teacher.pool_features(features)).to(dtype), normalised(patches).to(dtype)
 
     def losses(self, module: nn.Module, *inputs: Tensor) -> Float[Tensor, "b"]:
         losses: Tensor = module(*inputs)
@@ -144,8 +144,8 @@ def _errors(predicted: Tensor, target: Tensor) -> Tensor:
 
 
 def normalised(features: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
-    """Scale each vector to mean 0 and std 1."""
-    return F.layer_norm(features.float(), features.shape[-1:]).to(features.dtype)
+    """Scale each vector to mean 0 and std 1, in float32."""
+    return F.layer_norm(features.float(), features.shape[-1:])
 
 
 def on_grid(features: Features, grid: Size) -> Float[Tensor, "b n e"]:
@@ -156,5 +156,5 @@ def on_grid(features: Features, grid: Size) -> Float[Tensor, "b n e"]:
     if features.grid == grid:
         return features.patches
     b, _, width = features.patches.shape
-    maps = features.patches.mT.reshape(b, width, *features.grid)
+    maps = features.patches.float().mT.reshape(b, width, *features.grid)
     return F.interpolate(maps, grid, mode="bilinear", antialias=True).flatten(2).mT
