@@ -15,8 +15,7 @@ from typing import Any, get_args, get_type_hints
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
-config, scope = jaxtyping.config, jaxtyping.jaxtyped("context")
-with_arguments = functools.partial(jaxtyping.jaxtyped, typechecker=None)
+config, bound, scope = jaxtyping.config, jaxtyping.jaxtyped, jaxtyping.jaxtyped("context")
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # accepts an int for a float (PEP 484)
 
 
@@ -35,26 +34,38 @@ def checked_class_or_function(made: Any) -> Any:
 
 def checked(function: Any) -> Any:
     """Return a function that checks its arguments and result, unless jaxtyping is disabled."""
-    hints = {name: resolved(hint, function.__globals__) for name, hint in function.__annotations__.items()}
-    if not hints:
+    if not function.__annotations__:
         return function
-    checking = check(with_hints(function, hints))
-    shapes = [part.dim_str for hint in hints.values() for part in parts(hint) if is_array(part)]
-    if any("{" in shape for shape in shapes):  # refers to an argument
-        checking = with_arguments(checking)
+    checking: Any = None  # made in the first call, because most functions are not called in a process
 
+    @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
-        __tracebackhide__ = True
-        return (function if config.jaxtyping_disable else checking)(*arguments, **keywords)
-
-    def call_in_scope(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal checking
         __tracebackhide__ = True
         if config.jaxtyping_disable:
             return function(*arguments, **keywords)
+        if checking is None:
+            checking = make_checking(function)
+        return checking(*arguments, **keywords)
+
+    return call
+
+
+def make_checking(function: Any) -> Any:
+    hints = {name: resolved(hint, function.__globals__) for name, hint in function.__annotations__.items()}
+    shapes = [part.dim_str for hint in hints.values() for part in parts(hint) if is_array(part)]
+    checking = check(with_hints(function, hints))
+    if any("{" in shape for shape in shapes):  # refers to an argument
+        return bound(checking, typechecker=None)
+    if not shapes:
+        return checking
+
+    def call_in_scope(*arguments: Any, **keywords: Any) -> Any:
+        __tracebackhide__ = True
         with scope:
             return checking(*arguments, **keywords)
 
-    return functools.wraps(function)(call_in_scope if shapes else call)
+    return call_in_scope
 
 
 def with_hints(function: Any, hints: dict[str, Any]) -> Any:
