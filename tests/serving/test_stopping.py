@@ -63,12 +63,16 @@ def test_an_upload_that_has_begun_gets_a_response(checkpoint: Path) -> None:
 
 
 def test_an_idle_connection_does_not_delay_the_shutdown(checkpoint: Path) -> None:
-    with process([checkpoint]) as live, socket.create_connection((HOST, live.port), timeout=30) as connection:
+    """It could be kept open for a minute, and a request for five."""
+    with (
+        process([checkpoint], "--timeout", "300") as live,
+        socket.create_connection((HOST, live.port), timeout=30) as connection,
+    ):
         assert live.process is not None
         connection.sendall(request(HOST, live.port, "/v1/classify", JPEG))
         assert read_reply(connection).status == 200
         live.process.send_signal(signal.SIGTERM)
-        assert live.process.wait(10) == 0
+        assert live.process.wait(50) == 0
         assert connection.recv(1) == b""
 
 
