@@ -20,16 +20,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import tyro
 from torch import nn
 
-from benchmarks.peers import repair_torchvision, transformers_model
 from benchmarks.publish_table import publish
 from vitreous.model.config import ViTConfig
 from vitreous.model.presets import preset
+from vitreous.weights.formats.huggingface.config import transformers_config
+from vitreous.weights.peers import repair_torchvision
 
 Load = Callable[[Path], nn.Module]
 System = Literal["vitreous", "transformers"]
@@ -56,6 +57,13 @@ class Result:
     megabytes: float  # median
     time_ratio: float  # relative to the peer; below 1 is faster
     memory_ratio: float
+
+
+def transformers_model(config: ViTConfig) -> Any:
+    repair_torchvision()
+    from transformers import AutoConfig, AutoModelForImageClassification
+
+    return AutoModelForImageClassification.from_config(AutoConfig.for_model(**transformers_config(config, "float32")))
 
 
 def memory(field: str) -> float:
@@ -116,7 +124,7 @@ def main(options: Options) -> None:
     found: dict[System, list[dict[Moment, tuple[float, float]]]] = {system: [] for system in get_args(System)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
-        transformers_model(config).save_pretrained(folder)  # type: ignore[operator]
+        transformers_model(config).save_pretrained(folder)
         size = (folder / "model.safetensors").stat().st_size / 1e6
         for turn in range(options.rounds + 1):
             for system in sorted(found, reverse=turn % 2 == 1):  # alternate the order

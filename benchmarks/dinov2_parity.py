@@ -23,9 +23,9 @@ import tyro
 from torch import Tensor
 
 import vitreous
-from benchmarks.peers import repair_torchvision
 from benchmarks.publish_table import publish
 from vitreous.model.vit import ViT
+from vitreous.weights.peers import repair_torchvision
 
 ALLOWED = 1e-4  # of the features
 

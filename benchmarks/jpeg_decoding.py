@@ -29,10 +29,10 @@ import tyro
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.peers import repair_torchvision
 from benchmarks.publish_table import publish
 from vitreous.common.rng import SampleRng
 from vitreous.data.image import random_resized_crop
+from vitreous.weights.peers import repair_torchvision
 
 PEER = "Pillow + torchvision"
 Interpolation = Literal["bicubic", "bilinear"]

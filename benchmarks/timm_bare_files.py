@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import vitreous
-from benchmarks.peers import repair_torchvision
 from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.peers import repair_torchvision
 
 MODULES = (
     *("vision_transformer", "deit", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam"),

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.peers import repair_torchvision
+from vitreous.weights.peers import repair_torchvision
 
 
 def optional(name: str) -> ModuleType:
