@@ -44,7 +44,7 @@ format: setup
 	@$(BIN)/ruff check --fix .
 
 bench: setup
-	@$(BIN)/python -m benchmarks.forward
+	@$(BIN)/vitreous bench --eager
 	@$(BIN)/python -m benchmarks.jpeg_decoding
 	@$(BIN)/python -m benchmarks.checkpoint_load_time
 	@$(BIN)/python -m benchmarks.masked_step --device cpu --batch-size 16 --rounds 5

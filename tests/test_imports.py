@@ -18,7 +18,7 @@ LAYERS = [
     ["kernels", "model"],
     ["weights", "data"],
     ["report", "inference", "tasks"],
-    ["explanation", "evaluation", "training", "page", "exporting", "cluster"],
+    ["explanation", "evaluation", "training", "page", "exporting", "cluster", "benchmarking"],
     ["serving"],
     ["cli", "__init__", "__main__"],
 ]

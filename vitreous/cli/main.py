@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import tyro
 
 import vitreous
+from vitreous.cli.bench import bench
 from vitreous.cli.calibrate import calibrate
 from vitreous.cli.completion import install_completion
 from vitreous.cli.convert import convert
@@ -42,8 +43,8 @@ from vitreous.training import TrainConfig
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train, "eval": evaluate, "calibrate": calibrate, "predict": predict, "embed": embed, "explain": explain,
-    "extend": extend, "convert": convert, "export": export, "push": push, "serve": serve, "info": info, "data": data,
-    "demo": demo,
+    "extend": extend, "convert": convert, "export": export, "push": push, "serve": serve, "bench": bench, "info": info,
+    "data": data, "demo": demo,
 }  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # None cannot be typed; omit the flag instead

@@ -146,6 +146,10 @@ class Embedder(Engine):
         """Return float32 pooled features before the head, on the CPU. All images must be readable."""
         return _stacked(self.stream_embeddings(images), self.width)
 
+    def outputs(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n"]:
+        """Return the logits, or the pooled features of a model without a head, of preprocessed images on its device."""
+        return (self._score if self.config.num_classes else self._pool)(images)
+
     def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
         config = self.config
         return fit(image, config.image_size, config.preprocessing, config.channels, self.fast_decode)
