@@ -23,6 +23,7 @@ def test_json(command: CommandLine) -> None:
     assert answer["parameters"] == 5_717_416 - 192 * 990 - 990 + 192 * 84  # fewer classes, more positions
     assert answer["tokens"] == 1 + 14 * 20
     assert answer["config"]["image_size"] == [224, 320]
+    assert (answer["kernels"]["scope"] == "none") == bool(answer["kernels"]["reason"])
 
 
 def test_number_of_classes_of_a_checkpoint(command: CommandLine, checkpoint: Path) -> None:
@@ -42,6 +43,13 @@ def test_table(command: CommandLine, name: str) -> None:
     assert done.returncode == 0
     assert name in done.stdout
     assert "GMACs" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/4", "Swin-Ti/2", "BiT-R50x1"])
+def test_kernels_on_this_machine(command: CommandLine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITREOUS_KERNELS", "off")
+    reason = "none exist" if name.startswith("BiT") else "VITREOUS_KERNELS=off"
+    assert reason in next(line for line in command("info", name).stdout.splitlines() if "this machine" in line)
 
 
 def test_every_preset_is_listed(command: CommandLine) -> None:

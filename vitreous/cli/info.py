@@ -15,6 +15,7 @@ from vitreous.weights.catalog import CATALOG, HUB_PREFIX, Pretrained
 
 if TYPE_CHECKING:
     from vitreous.model.base_config import ModelConfig
+    from vitreous.model.fused_encoder import Kernels
 
 
 def info(
@@ -52,15 +53,22 @@ def info(
     from vitreous.model.cost import cost
 
     config, provenance = _find(name, num_classes, image_size)
-    total = cost(config)
+    total, kernels = cost(config), _kernels(config)
     tokens = {"tokens": config.attention_shapes[0].tokens} if config.has_attention else {}
     costs = {"parameters": total.parameters, "flops": total.flops, **tokens, "activation_bytes": total.activation_bytes}
     if json:
-        record = {"name": name, **costs, "config": to_dict(config), "provenance": provenance}
+        record = {
+            "name": name,
+            **costs,
+            "kernels": kernels._asdict(),
+            "config": to_dict(config),
+            "provenance": provenance,
+        }
         print(json_module.dumps(record, indent=2))
         return
     table = Table(box=None, show_header=False, title=name, title_justify="left")
-    for label, value in [*_rows(config, costs), *((key, _text(value)) for key, value in provenance.items())]:
+    here = ("on this machine", f"{kernels}, in 16-bit precision" if kernels.scope != "none" else str(kernels))
+    for label, value in [*_rows(config, costs), here, *((key, _text(value)) for key, value in provenance.items())]:
         table.add_row(label, value)
     console().print(table)
 
@@ -143,6 +151,16 @@ def _find(name: str, num_classes: int | None, image_size: tuple[int, ...]) -> tu
     if name not in PRESETS and name == name.lower() and (hint := suggestion(name, CATALOG)):  # presets have capitals
         raise BadValue(f"unknown preset or catalog name {name!r}{hint}; `vitreous info --pretrained` lists the catalog")
     return configure(name, num_classes, image_size or None), {}
+
+
+def _kernels(config: "ModelConfig") -> "Kernels":
+    """Return which parts of the model fused kernels compute on this machine in 16-bit precision, or why they do not."""
+    import torch
+
+    from vitreous.common.device import choose_device
+    from vitreous.model.meta_build import build_blank
+
+    return build_blank(config).backbone.kernels(choose_device("auto"), torch.bfloat16)
 
 
 def _rows(config: "ModelConfig", costs: dict[str, int]) -> list[tuple[str, str]]:
