@@ -6,6 +6,7 @@ leads to a page with the source of that file.
 
 import argparse
 import html
+import json
 import logging
 import posixpath
 import re
@@ -20,11 +21,13 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
+from vitreous.benchmarking.comparison_output import markdown_table
 from vitreous.cli.main import COMMANDS, PLAIN
 
 jieba.setLogLevel(logging.WARNING)
 ROOT = Path(__file__).parent.parent
 NEEDS = re.compile(r"^( *)<!-- needs: ([\w ,]+) -->\n *```(\w+)$", re.MULTILINE)
+MEASURED = re.compile(r"^<!-- bench: ([\w. ]+) -->$", re.MULTILINE)  # files of `vitreous bench`
 LINK = re.compile(r"(?<=\]\()([^)\s:#]+)(#[^)\s]*)?(?=\))")
 PUBLISHED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
 
@@ -71,6 +74,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = text_of(page.file, config) if name in ("contributing.md", "changelog.md") else markdown
     if name == "reference/cli.md":
         markdown = command_reference()
+    markdown = MEASURED.sub(lambda match: measured_table(match[1].split(), here.split("/")[0]), markdown)
     for path, anchor, whole in set(outside_links(here, markdown)):
         target = f"en/{PUBLISHED[path]}" if path in PUBLISHED else source_page(path)
         if line := re.fullmatch(r"#L(\d+)(-L\d+)?", anchor):
@@ -115,6 +119,17 @@ def as_page(path: str) -> str:
     language = {".py": "python", ".yaml": "yaml", ".js": "js", ".sbatch": "bash"}.get(Path(path).suffix, "text")
     text = (ROOT / path).read_text().rstrip()
     return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n``````{language} linenums='1'\n{text}\n``````\n"
+
+
+# ---- Measurements ----------------------------------------------------------------------------------------------------
+
+HEADINGS = {"en": ("Model", "Measurement", "Precision", "Batch"), "zh": ("模型", "测量", "精度", "批次")}
+
+
+def measured_table(names: list[str], language: str) -> str:
+    """Return the table of files that `vitreous bench` wrote."""
+    records = [json.loads((ROOT / "docs/measurements" / name).read_text()) for name in names]
+    return markdown_table(records, HEADINGS[language])
 
 
 # ---- Command reference -----------------------------------------------------------------------------------------------
