@@ -9,6 +9,7 @@ from gradient_parity import DEVICE, HALF, TOLERANCE, check_parity, random, relat
 from vitreous.kernels.add_norm import Branch, add_norm, layer_norm, plain_add_norm
 from vitreous.kernels.attention import attention, plain_attention, supports
 from vitreous.kernels.bias_gelu import bias_gelu, plain_bias_gelu
+from vitreous.kernels.fp8 import quantise
 from vitreous.kernels.launch import column_sums
 from vitreous.kernels.window_attention import plain_window_attention, window_attention
 from vitreous.model.windows import Windows, separated_pairs
@@ -98,6 +99,24 @@ def test_nan_reaches_the_output() -> None:
     x[0, 1, 2] = torch.nan
     assert add_norm(x, Branch(x), vector, vector, 1e-6)[1].isnan().sum() == 16
     assert bias_gelu(x, vector, "tanh").isnan().sum() == 1
+
+
+def test_results_in_8_bits() -> None:
+    """A value at the border of two steps may be rounded to the other one, because the plain operation rounds twice."""
+    x, y, vector, qkv = random(2, 20, 48), random(2, 20, 48), random(48, dtype=FP32), random(2, 20, 192)
+    x.data[0, 0, 0], qkv.data[0, 0, 130] = 3e4, torch.nan  # a value out of range and one that is not a number
+    branch, scale = Branch(y, vector), torch.tensor(0.02, device=DEVICE)
+    with torch.no_grad():
+        for fused, plain in (
+            (add_norm(x, branch, vector, vector, 1e-6, scale)[1], plain_add_norm(x, branch, vector, vector, 1e-6, scale)[1]),
+            (layer_norm(x, vector, vector, 1e-6, scale), quantise(layer_norm(x, vector, vector, 1e-6), scale)),
+            (bias_gelu(x, vector, "erf", scale), plain_bias_gelu(x, vector, "erf", scale)),
+            (attention(qkv, None, 1, 0.3, scale), plain_attention(qkv, None, 1, 0.3, scale)),
+        ):
+            assert fused.dtype == plain.dtype == torch.float8_e4m3fn
+            assert torch.equal(fused.float().isnan(), plain.float().isnan())
+            torch.testing.assert_close(fused.float(), plain.float(), rtol=0.126, atol=2**-8, equal_nan=True)
+            assert (fused.float() == plain.float()).float().mean() > 0.9 - plain.float().isnan().float().mean()
 
 
 def test_attention_with_large_scores_is_finite() -> None:

@@ -12,7 +12,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.kernels.launch import column_sums, multiprocessors, on_device_of
+from vitreous.kernels.fp8 import quantise
+from vitreous.kernels.launch import column_sums, divided, empty_result, multiprocessors, on_device_of
 
 ROWS, SCALED_ROWS = 8, 4  # of a tile in the backward pass; LayerScale needs more registers per row
 PROGRAMS = 4  # per multiprocessor in the backward pass
@@ -43,10 +44,12 @@ def plain_add_norm(
     weight: Float[Tensor, " d"],
     bias: Float[Tensor, " d"],
     eps: float,
+    fp8_scale: Float[Tensor, ""] | None = None,
 ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t d"]]:
     """The operation of `add_norm` in plain PyTorch."""
     tokens = plain_add(tokens, branch)
-    return tokens, F.layer_norm(tokens, tokens.shape[-1:], weight.to(tokens.dtype), bias.to(tokens.dtype), eps)
+    normed = F.layer_norm(tokens, tokens.shape[-1:], weight.to(tokens.dtype), bias.to(tokens.dtype), eps)
+    return tokens, normed if fp8_scale is None else quantise(normed, fp8_scale)
 
 
 def add_norm(
@@ -55,24 +58,30 @@ def add_norm(
     weight: Float[Tensor, " d"],
     bias: Float[Tensor, " d"],
     eps: float,
+    fp8_scale: Float[Tensor, ""] | None = None,
 ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t d"]]:
-    """Return tokens + branch, and its layer norm."""
+    """Return tokens + branch, and its layer norm, which is in 8 bits if there is a scale for it."""
     branch = branch._replace(values=branch.values.contiguous())
-    return torch.ops.vitreous.add_norm(tokens.contiguous(), *branch, weight, bias, eps)
+    return torch.ops.vitreous.add_norm(tokens.contiguous(), *branch, weight, bias, eps, fp8_scale)
 
 
 def layer_norm(
-    tokens: Float[Tensor, "b t d"], weight: Float[Tensor, " d"], bias: Float[Tensor, " d"], eps: float
+    tokens: Float[Tensor, "b t d"],
+    weight: Float[Tensor, " d"],
+    bias: Float[Tensor, " d"],
+    eps: float,
+    fp8_scale: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, "b t d"]:
     """Layer norm with float32 statistics, which reads and writes 16-bit tokens once."""
-    return torch.ops.vitreous.layer_norm(tokens.contiguous(), weight, bias, eps)
+    return torch.ops.vitreous.layer_norm(tokens.contiguous(), weight, bias, eps, fp8_scale)
 
 
 @triton.jit
 @no_type_check
 def _forward(
-    tokens, values, value_bias, scale, factor, weight, bias, summed, normed, count, width, eps,
-    ADD: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr,
+    tokens, values, value_bias, scale, factor, weight, bias, fp8_scale, summed, normed, count, width, eps,
+    ADD: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, FACTOR: tl.constexpr, FP8: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -95,7 +104,10 @@ def _forward(
     rstd = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
     w = tl.load(weight + column, mask=valid, other=0.0).to(tl.float32)
     b = tl.load(bias + column, mask=valid, other=0.0).to(tl.float32)
-    tl.store(normed + place, centred * rstd * w + b, mask=valid)
+    found = centred * rstd * w + b
+    if FP8:
+        found = divided(found, fp8_scale)
+    tl.store(normed + place, found, mask=valid)
 
 
 @triton.jit
@@ -174,16 +186,19 @@ def _add_norm(
     weight: Tensor,
     bias: Tensor,
     eps: float,
+    fp8_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    summed, normed = torch.empty_like(values), torch.empty_like(values)
-    _launch_forward(tokens, (values, value_bias, scale, factor), weight, bias, summed, normed, eps)
+    summed, normed = torch.empty_like(values), empty_result(values, fp8_scale)
+    _launch_forward(tokens, (values, value_bias, scale, factor), weight, bias, fp8_scale, summed, normed, eps)
     return summed, normed
 
 
 @torch.library.custom_op("vitreous::layer_norm", mutates_args=())
-def _layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    normed = torch.empty_like(tokens)
-    _launch_forward(tokens, (None, None, None, None), weight, bias, None, normed, eps)
+def _layer_norm(
+    tokens: Tensor, weight: Tensor, bias: Tensor, eps: float, fp8_scale: Tensor | None = None
+) -> Tensor:
+    normed = empty_result(tokens, fp8_scale)
+    _launch_forward(tokens, (None, None, None, None), weight, bias, fp8_scale, None, normed, eps)
     return normed
 
 
@@ -192,16 +207,17 @@ def _launch_forward(
     branch: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
     weight: Tensor,
     bias: Tensor,
+    fp8_scale: Tensor | None,
     summed: Tensor | None,
     normed: Tensor,
     eps: float,
 ) -> None:
     rows, width = tokens.shape[:-1].numel(), tokens.shape[-1]
     block = triton.next_power_of_2(width)
-    given = [tensor is not None for tensor in branch]
+    given = [tensor is not None for tensor in (*branch, fp8_scale)]
     with on_device_of(tokens):
         _forward[(rows,)](
-            tokens, *branch, weight, bias, summed, normed, tokens.shape[-2], width, eps, *given, block,
+            tokens, *branch, weight, bias, fp8_scale, summed, normed, tokens.shape[-2], width, eps, *given, block,
             num_warps=_warps(block),
         )  # fmt: skip
 
@@ -238,13 +254,23 @@ def _add_norm_backward(
 
 
 @_add_norm.register_fake
-def _(tokens: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(values), torch.empty_like(values)
+def _(
+    tokens: Tensor,
+    values: Tensor,
+    value_bias: Tensor | None,
+    scale: Tensor | None,
+    factor: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    fp8_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(values), empty_result(values, fp8_scale)
 
 
 @_layer_norm.register_fake
-def _(tokens: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(tokens)
+def _(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float, fp8_scale: Tensor | None = None) -> Tensor:
+    return empty_result(tokens, fp8_scale)
 
 
 @_add_norm_backward.register_fake
@@ -264,7 +290,7 @@ def _(
 
 
 def _save_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, values, value_bias, scale, factor, weight, bias, ctx.eps = inputs
+    _, values, value_bias, scale, factor, weight, bias, ctx.eps, _ = inputs
     ctx.bias_dtype = bias.dtype
     kept = values if scale is not None else None
     ctx.save_for_backward(output[0], kept, value_bias, scale, factor, weight)
@@ -285,11 +311,12 @@ def _add_norm_gradients(ctx: Any, grad_summed: Tensor, grad_normed: Tensor) -> t
         rows[0].to(weight.dtype),
         rows[1].to(ctx.bias_dtype),
         None,
+        None,
     )
 
 
 def _save_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tokens, weight, bias, ctx.eps = inputs
+    tokens, weight, bias, ctx.eps, _ = inputs
     ctx.bias_dtype = bias.dtype
     ctx.save_for_backward(tokens, weight)
 
@@ -298,7 +325,7 @@ def _layer_norm_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     tokens, weight = ctx.saved_tensors
     none = (None, None, None, None)
     found, _, sums = torch.ops.vitreous.add_norm_backward(None, grad.contiguous(), tokens, *none, weight, ctx.eps)
-    return found, sums[0].to(weight.dtype), sums[1].to(ctx.bias_dtype), None
+    return found, sums[0].to(weight.dtype), sums[1].to(ctx.bias_dtype), None, None
 
 
 _add_norm.register_autograd(_add_norm_gradients, setup_context=_save_add_norm)

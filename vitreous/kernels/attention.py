@@ -15,7 +15,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.kernels.launch import column_sums, on_device_of, shared_memory
+from vitreous.kernels.fp8 import FP8, quantise
+from vitreous.kernels.launch import column_sums, divided, on_device_of, shared_memory
 
 MAX_TOKENS, HEAD_DIM = 256, 64
 FEW_TOKENS = 128  # the limit on GPUs with little shared memory, such as the GeForce series
@@ -23,24 +24,34 @@ SHARED_BYTES = 139_520  # of the backward pass for MAX_TOKENS keys (Ampere, the 
 
 
 def plain_attention(
-    qkv: Float[Tensor, "b t three_h_e"], bias: Float[Tensor, " three_h_e"] | None, heads: int, scale: float
+    qkv: Float[Tensor, "b t three_h_e"],
+    bias: Float[Tensor, " three_h_e"] | None,
+    heads: int,
+    scale: float,
+    fp8_scale: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, "b t h_e"]:
     """The operation of `attention` in plain PyTorch, for any number of tokens."""
     qkv = qkv if bias is None else qkv + (bias - bias.detach()).to(qkv.dtype)
     q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
-    return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
+    found = F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
+    return found if fp8_scale is None else quantise(found, fp8_scale)
 
 
 def attention(
-    qkv: Float[Tensor, "b t three_h_e"], bias: Float[Tensor, " three_h_e"] | None, heads: int, scale: float
+    qkv: Float[Tensor, "b t three_h_e"],
+    bias: Float[Tensor, " three_h_e"] | None,
+    heads: int,
+    scale: float,
+    fp8_scale: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, "b t h_e"]:
     """Return the concatenated heads of softmax(q k^T * scale) v.
 
     Args:
         qkv: All queries, then all keys, then all values of a token, each head by head, including the bias.
         bias: The bias that `qkv` includes. It only gets its gradient here, as the sum over all tokens.
+        fp8_scale: The scale of the output, if it is in 8 bits.
     """
-    return torch.ops.vitreous.attention(qkv.contiguous(), bias, heads, scale)[0]
+    return torch.ops.vitreous.attention(qkv.contiguous(), bias, heads, scale, fp8_scale)[0]
 
 
 def supports(tokens: int, head_dim: int, device: torch.device) -> bool:
@@ -58,7 +69,8 @@ def _load(start, row, rows, stride, D: tl.constexpr):
 @triton.jit
 @no_type_check
 def _forward(
-    qkv, out, lse, tokens, heads, scale, D: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
+    qkv, out, lse, fp8_scale, tokens, heads, scale,
+    FP8: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(tokens, QUERIES)  # one dimension of programs, because the others have at most 65,535
     pair, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
@@ -82,7 +94,10 @@ def _forward(
         total = total * shrink + tl.sum(weights, 1)
         result = tl.dot(weights.to(v.dtype), v, result * shrink[:, None])
         high = higher
-    tl.store(out + query[:, None] * width + column[None], result / total[:, None], mask=query[:, None] < tokens)
+    result /= total[:, None]
+    if FP8:
+        result = divided(result, fp8_scale)
+    tl.store(out + query[:, None] * width + column[None], result, mask=query[:, None] < tokens)
     tl.store(lse + pair.to(tl.int64) * tokens + query, high + tl.log2(total), mask=query < tokens)
 
 
@@ -125,16 +140,19 @@ def _backward(
 
 
 @torch.library.custom_op("vitreous::attention", mutates_args=())
-def _attention(qkv: Tensor, bias: Tensor | None, heads: int, scale: float) -> tuple[Tensor, Tensor]:
+def _attention(
+    qkv: Tensor, bias: Tensor | None, heads: int, scale: float, fp8_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the output and the logarithm (base 2) of each query's sum."""
     b, t, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    out = qkv.new_empty(b, t, width)
+    out = qkv.new_empty(b, t, width, dtype=qkv.dtype if fp8_scale is None else FP8)
     lse = torch.empty(b, heads, t, dtype=torch.float32, device=qkv.device)
     queries, keys = 64, 32
     with on_device_of(qkv):
         _forward[(b * heads * triton.cdiv(t, queries),)](
-            qkv, out, lse, t, heads, scale, HEAD_DIM, queries, keys, num_warps=4, num_stages=3
-        )
+            qkv, out, lse, fp8_scale, t, heads, scale, fp8_scale is not None, HEAD_DIM, queries, keys,
+            num_warps=4, num_stages=3,
+        )  # fmt: skip
     return out, lse
 
 
@@ -155,9 +173,12 @@ def _attention_backward(
 
 
 @_attention.register_fake
-def _(qkv: Tensor, bias: Tensor | None, heads: int, scale: float) -> tuple[Tensor, Tensor]:
+def _(
+    qkv: Tensor, bias: Tensor | None, heads: int, scale: float, fp8_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     b, t, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    return qkv.new_empty(b, t, width), qkv.new_empty(b, heads, t, dtype=torch.float32)
+    out = qkv.new_empty(b, t, width, dtype=qkv.dtype if fp8_scale is None else FP8)
+    return out, qkv.new_empty(b, heads, t, dtype=torch.float32)
 
 
 @_attention_backward.register_fake
@@ -166,7 +187,7 @@ def _(grad: Tensor, qkv: Tensor, bias: Tensor | None, *_: Any) -> tuple[Tensor, 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, bias, ctx.heads, ctx.scale = inputs
+    qkv, bias, ctx.heads, ctx.scale, _ = inputs
     ctx.save_for_backward(qkv, bias, *output)
     ctx.mark_non_differentiable(output[1])
 
@@ -174,7 +195,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     qkv, bias, out, lse = ctx.saved_tensors
     found, total = torch.ops.vitreous.attention_backward(grad.contiguous(), qkv, bias, out, lse, ctx.heads, ctx.scale)
-    return found, None if bias is None else total.to(bias.dtype), None, None
+    return found, None if bias is None else total.to(bias.dtype), None, None, None
 
 
 _attention.register_autograd(_gradients, setup_context=_save)

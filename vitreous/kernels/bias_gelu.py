@@ -12,7 +12,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.kernels.launch import column_sums, multiprocessors, on_device_of
+from vitreous.kernels.fp8 import quantise
+from vitreous.kernels.launch import column_sums, divided, empty_result, multiprocessors, on_device_of
 
 Gelu = Literal["erf", "tanh", "quick"]
 
@@ -20,17 +21,23 @@ ROWS, COLUMNS, WARPS = 4, 512, 4  # of a tile
 PROGRAMS = 16  # per multiprocessor in the backward pass
 
 
-def plain_bias_gelu(x: Float[Tensor, "*b m"], bias: Float[Tensor, " m"], kind: Gelu) -> Float[Tensor, "*b m"]:
+def plain_bias_gelu(
+    x: Float[Tensor, "*b m"], bias: Float[Tensor, " m"], kind: Gelu, fp8_scale: Float[Tensor, ""] | None = None
+) -> Float[Tensor, "*b m"]:
     """The operation of `bias_gelu` in plain PyTorch."""
     x = x + bias.to(x.dtype)
     if kind == "quick":
-        return x * torch.sigmoid(1.702 * x)
-    return F.gelu(x, approximate="none" if kind == "erf" else "tanh")
+        x = x * torch.sigmoid(1.702 * x)
+    else:
+        x = F.gelu(x, approximate="none" if kind == "erf" else "tanh")
+    return x if fp8_scale is None else quantise(x, fp8_scale)
 
 
-def bias_gelu(x: Float[Tensor, "*b m"], bias: Float[Tensor, " m"], kind: Gelu) -> Float[Tensor, "*b m"]:
-    """Return GELU(x + bias)."""
-    return torch.ops.vitreous.bias_gelu(x.contiguous(), bias, kind)
+def bias_gelu(
+    x: Float[Tensor, "*b m"], bias: Float[Tensor, " m"], kind: Gelu, fp8_scale: Float[Tensor, ""] | None = None
+) -> Float[Tensor, "*b m"]:
+    """Return GELU(x + bias), in 8 bits if there is a scale for it."""
+    return torch.ops.vitreous.bias_gelu(x.contiguous(), bias, kind, fp8_scale)
 
 
 @triton.jit
@@ -59,7 +66,8 @@ def _slope(x, KIND: tl.constexpr):
 @triton.jit
 @no_type_check
 def _forward(
-    x, bias, out, rows, width, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    x, bias, out, fp8_scale, rows, width,
+    KIND: tl.constexpr, FP8: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -67,7 +75,10 @@ def _forward(
     place = row[:, None].to(tl.int64) * width + column[None]
     value = tl.load(x + place, mask=valid, other=0.0).to(tl.float32)
     value += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)[None]
-    tl.store(out + place, value * _share(value, KIND), mask=valid)
+    value *= _share(value, KIND)
+    if FP8:
+        value = divided(value, fp8_scale)
+    tl.store(out + place, value, mask=valid)
 
 
 @triton.jit
@@ -93,12 +104,14 @@ def _backward(
 
 
 @torch.library.custom_op("vitreous::bias_gelu", mutates_args=())
-def _bias_gelu(x: Tensor, bias: Tensor, kind: str) -> Tensor:
+def _bias_gelu(x: Tensor, bias: Tensor, kind: str, fp8_scale: Tensor | None = None) -> Tensor:
     rows, width = x.shape[:-1].numel(), x.shape[-1]
-    out = torch.empty_like(x)
+    out = empty_result(x, fp8_scale)
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(width, COLUMNS))
     with on_device_of(x):
-        _forward[grid](x, bias, out, rows, width, kind, ROWS, COLUMNS, num_warps=WARPS)
+        _forward[grid](
+            x, bias, out, fp8_scale, rows, width, kind, fp8_scale is not None, ROWS, COLUMNS, num_warps=WARPS
+        )
     return out
 
 
@@ -119,8 +132,8 @@ def _bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, kind: str) -> tup
 
 
 @_bias_gelu.register_fake
-def _(x: Tensor, bias: Tensor, kind: str) -> Tensor:
-    return torch.empty_like(x)
+def _(x: Tensor, bias: Tensor, kind: str, fp8_scale: Tensor | None = None) -> Tensor:
+    return empty_result(x, fp8_scale)
 
 
 @_bias_gelu_backward.register_fake
@@ -129,14 +142,14 @@ def _(grad: Tensor, x: Tensor, bias: Tensor, kind: str) -> tuple[Tensor, Tensor]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, bias, ctx.kind = inputs
+    x, bias, ctx.kind, _ = inputs
     ctx.save_for_backward(x, bias)
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, bias = ctx.saved_tensors
     found, total = torch.ops.vitreous.bias_gelu_backward(grad.contiguous(), x, bias, ctx.kind)
-    return found, total.to(bias.dtype), None
+    return found, total.to(bias.dtype), None, None
 
 
 _bias_gelu.register_autograd(_gradients, setup_context=_save)

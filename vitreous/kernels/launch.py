@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitreous.kernels.fp8 import FP8
+
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
@@ -30,6 +32,19 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
 def width_block(width: int) -> int:
     """Return the block size for `width` columns: Triton needs powers of two, and its matrix products at least 16."""
     return max(triton.next_power_of_2(width), 16)
+
+
+@triton.jit
+@no_type_check
+def divided(x, scale):
+    """Divide by the scale of an 8-bit tensor. Comparisons with NaN are false, so that NaN stays NaN."""
+    x = x * (1.0 / tl.load(scale))
+    return tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x))
+
+
+def empty_result(x: Tensor, fp8_scale: Tensor | None) -> Tensor:
+    """Return a new tensor like `x`, in 8 bits if it has a scale."""
+    return torch.empty_like(x, dtype=None if fp8_scale is None else FP8)
 
 
 ROWS, COLUMNS, SPLIT = 32, 64, 1024  # a tile of a sum, and the number of rows per program

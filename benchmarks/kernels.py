@@ -1,0 +1,252 @@
+"""Time of each fused kernel beside its plain PyTorch operation and torch.compile of that operation.
+
+    python -m benchmarks.kernels                                           # a GPU: ViT-B, S and L, batch 256, minutes
+    python -m benchmarks.kernels --batch-size 1 --sizes test --device cpu  # Triton's interpreter: values only
+
+Values and gradients are compared with float64 on the first images. On a GPU, the times are those of CUDA graphs, so
+they do not include the launches. The rates count each input once, each output once and, backward, their gradients.
+"""
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from torch import Tensor
+
+from vitreous.common.text import single_spaced
+
+Size = Literal["S", "B", "L", "test"]
+WIDTHS: dict[Size, int] = {"S": 384, "B": 768, "L": 1024, "test": 64}
+TOKENS, CHECKED, EPS = 197, 2, 1e-6  # CHECKED: images that are compared with float64
+
+
+@dataclass(frozen=True)
+class Options:
+    """Benchmark options."""
+
+    sizes: tuple[Size, ...] = ("B", "S", "L")
+    batch_size: int = 256
+    tokens: int = TOKENS
+    device: str = "cuda"
+    compile: bool = True
+    seconds: float = 270.0  # time limit; later measurements are skipped
+    out: Path = Path("runs/bench/kernels.json")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation with its inputs. All functions take the same tensors."""
+
+    name: str
+    fused: Callable[..., Any]
+    plain: Callable[..., Any]
+    inputs: tuple[Tensor | None, ...]
+    per_image: int  # the number of inputs at the front whose first dimension is the batch
+    operations: float = 0.0  # multiply-adds of a forward pass, times two; 0 if memory is the limit
+    trains: bool = True
+
+
+@dataclass(frozen=True)
+class Result:
+    operation: str
+    size: str
+    direction: str
+    system: str
+    milliseconds: float | None = None
+    gigabytes_per_second: float | None = None
+    teraflops: float | None = None
+    speed: float | None = None  # relative to plain PyTorch; above 1 is faster
+    error: float | None = None  # relative, of outputs or gradients; the largest
+    problem: str = ""
+
+
+def cases(options: Options, size: Size, device: torch.device) -> Iterator[Case]:
+    """Yield the operations of a Transformer of this size."""
+    from vitreous.kernels.add_norm import Branch, add_norm, plain_add_norm
+    from vitreous.kernels.attention import attention, plain_attention
+    from vitreous.kernels.bias_gelu import bias_gelu, plain_bias_gelu
+    from vitreous.kernels.window_attention import plain_window_attention, window_attention
+    from vitreous.model.windows import Windows, token_indices
+
+    b, t, d = options.batch_size, options.tokens, WIDTHS[size]
+    heads, half = d // 64, torch.bfloat16 if device.type == "cuda" else torch.float16  # as in the tests
+
+    def random(*shape: int, dtype: torch.dtype = half, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(shape, device=device)).to(dtype).requires_grad_()
+
+    def vector(length: int = d) -> Tensor:
+        return random(length, dtype=torch.float32)
+
+    norm = (random(b, t, d), random(b, t, d), vector(), vector(), vector())
+
+    def norms(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, y, bias, weight, shift: call(x, Branch(y, bias), weight, shift, EPS)
+
+    yield Case("add + norm", norms(add_norm), norms(plain_add_norm), norm, 2)
+
+    def scaled(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, y, bias, weight, shift, scale: call(x, Branch(y, bias, scale), weight, shift, EPS)
+
+    yield Case("LayerScale + add + norm", scaled(add_norm), scaled(plain_add_norm), (*norm, vector()), 2)
+    for kind in ("erf", "tanh"):
+        inputs = (random(b, t, 4 * d), vector(4 * d))
+        fused, plain = (lambda x, bias, f=f, k=kind: f(x, bias, k) for f in (bias_gelu, plain_bias_gelu))
+        yield Case(f"bias + GELU ({kind})", fused, plain, inputs, 1)
+    qkv = (random(b, t, 3 * d), vector(3 * d))
+    fused, plain = (lambda x, bias, f=f: f(x, bias, heads, 0.125) for f in (attention, plain_attention))
+    yield Case("attention", fused, plain, qkv, 1, 4 * b * heads * t * t * 64)
+    side = 56 if device.type == "cuda" else 14
+    indices = token_indices(Windows((side, side), (7, 7)), device)
+    heads = 3  # Swin-T's first stage
+    inputs = (random(max(b // 4, 1), side**2, 9 * 32), random(3, 49, 49, dtype=torch.float32))
+    fused, plain = (
+        lambda x, bias, f=f: f(x, indices, bias, None, 32**-0.5) for f in (window_attention, plain_window_attention)
+    )
+    if size in ("B", "test"):
+        yield Case("attention in windows (Swin-T)", fused, plain, inputs, 1, 4 * inputs[0].shape[0] * side**2 * 49 * 96)
+
+
+# ---- Measurement -----------------------------------------------------------------------------------------------------
+
+
+def outputs_of(case: Case, function: Callable[..., Any], inputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    found = function(*inputs)
+    return (found,) if isinstance(found, Tensor) else tuple(found)
+
+
+def gradients(case: Case, function: Callable[..., Any], inputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Return the outputs, and the gradients of all inputs for outputs with fixed random gradients."""
+    found = outputs_of(case, function, inputs)
+    generator = torch.Generator(found[0].device).manual_seed(0)
+    grads = [torch.randn(out.shape, device=out.device, generator=generator).to(out.dtype) for out in found]
+    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    return (*found, *torch.autograd.grad(found, wanted, grads))
+
+
+def error_of(case: Case, function: Callable[..., Any]) -> float:
+    """Return the largest relative error of outputs and gradients on a few images, compared with float64."""
+    few = [
+        x if x is None else x.detach()[: CHECKED if place < case.per_image else None].requires_grad_(x.requires_grad)
+        for place, x in enumerate(case.inputs)
+    ]
+    exact = [x if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in few]
+    compute = gradients if case.trains else outputs_of
+    pairs = zip(compute(case, function, few), compute(case, case.plain, exact), strict=True)
+    return max(float((mine.double() - true).norm() / true.norm()) for mine, true in pairs)
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Return the median duration of a call."""
+    if device.type == "cuda":
+        from triton.testing import do_bench_cudagraph
+
+        return float(do_bench_cudagraph(call, rep=60, return_mode="median")) / 1e3
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def call_of(case: Case, function: Callable[..., Any], backward: bool) -> Callable[[], object]:
+    """Return a function that runs a forward pass or both passes."""
+    inputs = case.inputs
+    if not backward:
+
+        def forward() -> object:
+            with torch.no_grad():
+                return function(*inputs)
+
+        return forward
+    shapes = outputs_of(case, function, inputs)
+    grads = [torch.randn_like(out) for out in shapes]
+    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    return lambda: torch.autograd.grad(outputs_of(case, function, inputs), wanted, grads)
+
+
+def least_bytes(case: Case, backward: bool) -> int:
+    """Count each input and output once; in training, each input again, and each gradient."""
+    with torch.no_grad():
+        found = outputs_of(case, case.plain, case.inputs)
+    given = sum(x.nbytes for x in case.inputs if x is not None)
+    return given + sum(out.nbytes for out in found) + backward * (2 * given + sum(out.nbytes for out in found))
+
+
+def measure(case: Case, size: Size, options: Options, device: torch.device, late: Callable[[], bool]) -> list[Result]:
+    """Time the fused, plain and compiled operation, forward and in both directions."""
+    systems: dict[str, Callable[..., Any]] = {"fused": case.fused, "plain": case.plain}
+    if options.compile and device.type == "cuda":
+        torch._dynamo.reset()  # it compiles a function for only a few sizes
+        systems["compiled"] = torch.compile(case.plain, dynamic=False)
+    found: dict[tuple[str, str], Result] = {}
+    for backward in (False, True)[: 1 + case.trains]:
+        direction = "forward + backward" if backward else "forward"
+        moved, operations = least_bytes(case, backward), case.operations * (3.5 if backward else 1)
+        for system, function in systems.items():
+            key = (case.name, size, direction, system)
+            if late() and system == "compiled":
+                found[direction, system] = Result(*key, problem="skipped: time limit")
+                continue
+            try:
+                error = error_of(case, function) if system != "compiled" and backward == case.trains else None
+                seconds = seconds_of(call_of(case, function, backward), device)
+            except Exception as problem:  # the other operations must still run
+                found[direction, system] = Result(
+                    *key, problem=single_spaced(f"{type(problem).__name__}: {problem}", 300)
+                )
+                continue
+            rate = operations / seconds / 1e12 if operations else None
+            found[direction, system] = Result(*key, seconds * 1e3, moved / seconds / 1e9, rate, error=error)
+    return [with_speed(result, found.get((result.direction, "plain"))) for result in found.values()]
+
+
+def with_speed(result: Result, plain: Result | None) -> Result:
+    if plain is None or not plain.milliseconds or not result.milliseconds:
+        return result
+    return Result(**{**vars(result), "speed": plain.milliseconds / result.milliseconds})
+
+
+def row_of(result: Result) -> list[str]:
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None or not math.isfinite(value) else format(value, form)
+
+    return [
+        result.operation,
+        result.size,
+        result.direction,
+        result.system,
+        result.problem or number(result.milliseconds, ".4f"),
+        number(result.gigabytes_per_second, ".0f"),
+        number(result.teraflops, ".0f"),
+        number(result.speed, ".2f"),
+        number(result.error, ".1e"),
+    ]
+
+
+def main(options: Options) -> None:
+    device, started = torch.device(options.device), time.perf_counter()
+    if device.type == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+    from benchmarks.publish_table import publish
+
+    torch.manual_seed(0)
+    results: list[Result] = []
+    for size in options.sizes:
+        for case in cases(options, size, device):
+            results += measure(case, size, options, device, lambda: time.perf_counter() - started > options.seconds)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, Triton's interpreter"
+    setting = f"{where}, batch {options.batch_size}, {options.tokens} tokens"
+    columns = ["operation", "size", "direction", "system", "ms", "GB/s", "TFLOP/s", "speed / plain", "error"]
+    publish(setting, columns, list(map(row_of, results)), results, options.out)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
