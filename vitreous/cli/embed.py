@@ -17,7 +17,7 @@ def embed(
     flip: bool = False,
     batch_size: int = 32,
     device: str = "auto",
-    precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp8", "auto"] = "fp32",
     decode: Literal["exact", "fast"] = "exact",
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,

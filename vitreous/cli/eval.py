@@ -31,7 +31,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 64,
     device: str = "auto",
-    precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp8", "auto"] = "fp32",
     workers: int = 2,
     flip: bool = False,
     decode: Literal["exact", "fast"] = "exact",

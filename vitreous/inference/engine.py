@@ -34,6 +34,7 @@ from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import ValueRange, pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
+from vitreous.inference.fp8 import check_fp8
 from vitreous.model.base_config import Task
 from vitreous.model.calibration import UNKNOWN
 from vitreous.model.inputs import normalise
@@ -193,7 +194,7 @@ class Throughput(NamedTuple):
 
 # ---- Engine ----------------------------------------------------------------------------------------------------------
 
-Precision = Literal["fp32", "bf16", "auto"]
+Precision = Literal["fp32", "bf16", "fp8", "auto"]
 NOT_A_NUMBER = "the model's output contains NaN or infinity"
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -222,6 +223,7 @@ class Engine(ABC):
     options: frozenset[str] = frozenset()  # arguments of `predictor_for` that only some predictors support
     max_serving_batch: int | None = None  # maximum batch size in the server; None for no limit
     max_pixels: int | None = None  # maximum number of decoded values to prefetch or batch; None for no limit
+    precisions: tuple[Precision, ...] = ("fp32", "bf16", "auto")
     columns: Columns | None = None  # columns of a table of predictions; None if predictions are masks
 
     def __init__(
@@ -232,14 +234,17 @@ class Engine(ABC):
             hint = f"; use {config.output_kind.predictor}" if isinstance(config, ModelConfig) else ""
             hint = "; load it first: vitreous.load(path)" if isinstance(model, str | os.PathLike) else hint
             raise TypeError(f"{type(self).__name__} takes {self.takes}, got {type(model).__name__}{hint}")
-        check_choice("precision", precision, ("fp32", "bf16", "auto"))
+        check_choice("precision", precision, self.precisions)
         check_whole("batch_size", batch_size, 1, 2**20)
         check_whole("workers", workers, 0, 2**10)
         if config.channels not in (1, 3):
             raise ValueError(f"the model has {config.channels} input channels, but must have 1 (greyscale) or 3 (RGB)")
         self.device = choose_device(device, next(model.parameters()).device)
         check_memory(config, self.device)
-        self.dtype = choose_dtype(precision, self.device)
+        if precision == "fp8":
+            check_fp8(model, self.device)
+        self.precision = precision
+        self.dtype = choose_dtype("bf16" if precision == "fp8" else precision, self.device)
         self.model, self.config = placed(model, self.device, self.dtype), config
         self.batch_size, self.workers, self.labels = batch_size, workers, class_names(config)
         self.throughput = Throughput(0, 0.0)

@@ -10,7 +10,7 @@ import bisect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from vitreous.inference.engine import (
     class_scores,
     mean_scores,
 )
+from vitreous.inference.fp8 import CALIBRATION_IMAGES, to_fp8
 from vitreous.inference.mask_images import background_of
 from vitreous.model.base_config import ModelConfig, Task
 from vitreous.model.calibration import FRACTIONS, Calibration, check_coverage
@@ -73,7 +74,8 @@ class Embedder(Engine):
     Args:
         device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's device if it
             is an accelerator; otherwise, None is the same as "auto".
-        precision: "fp32", "bf16" or "auto", which uses bf16 on GPUs that support it, and fp32 otherwise.
+        precision: "fp32", "bf16", "fp8", or "auto", which uses bf16 on GPUs that support it, and fp32 otherwise. "fp8" uses
+            bf16 for the first 32 images, which determine the scales of 8-bit numbers.
         flip: Average predictions (or features) over the image and its mirror image.
         compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
         workers: Number of decoding threads. 0 decodes in the calling thread; None uses a thread per core, at most 16.
@@ -82,6 +84,7 @@ class Embedder(Engine):
 
     tasks: tuple[Task, ...] = ("classify", "multilabel", "regress", "embed")
     takes, options = "a model with one output per image", frozenset({"decode"})
+    precisions = get_args(Precision)
 
     def __init__(
         self,
@@ -97,6 +100,9 @@ class Embedder(Engine):
         check_choice("decode", decode, ("exact", "fast"))
         super().__init__(model, device, precision, batch_size, min(cores(), 16) if workers is None else workers)
         self.flip, self.compiled, self.fast_decode = flip, compile, decode == "fast"
+        self._first_images: Tensor | None = None  # until there are enough of them for fp8
+        if precision == "fp8":
+            self._first_images = torch.empty(0, self.config.channels, *self.config.image_size, device=self.device, dtype=self.dtype)
         prepare = torch.compile if compile else CudaGraphs
         self._score: Callable[[Tensor], Tensor] = prepare(self._forward)
         self._pool: Callable[[Tensor], Tensor] = prepare(self._pooled)
@@ -155,9 +161,22 @@ class Embedder(Engine):
         return fit(image, config.image_size, config.preprocessing, config.channels, self.fast_decode)
 
     def input(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b2 c h w"]:
+        if self._first_images is not None:
+            self._switch_to_fp8(self._first_images, super().input(pixels))
         if self.compiled:  # pad to a fixed size
             pixels = torch.cat([pixels, pixels.new_zeros(self.batch_size - len(pixels), *pixels.shape[1:])])
         return super().input(pixels)
+
+    def _switch_to_fp8(self, first: Tensor, images: Tensor) -> None:
+        """Collect the first images. As soon as there are enough, use a model in 8 bits."""
+        first = torch.cat([first, images])[:CALIBRATION_IMAGES]
+        self._first_images = first
+        if len(first) == CALIBRATION_IMAGES:
+            self._first_images = None  # if the model does not suit fp8, the next run uses bf16
+            self.model = to_fp8(self.model, first)
+            for function in vars(self).values():
+                if isinstance(function, CudaGraphs):
+                    function.clear()
 
     def _scores(self, pixels: Tensor) -> Tensor:
         return class_scores(self._score, self.input(pixels), self.flip, self.config.output)[: len(pixels)]

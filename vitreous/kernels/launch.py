@@ -18,10 +18,12 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program can use on a GPU. Triton's interpreter has no limit."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 1 << 30
+
+
+shared_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  # for torch.compile
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:

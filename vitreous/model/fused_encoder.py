@@ -19,8 +19,9 @@ from torch.nn.utils.parametrize import is_parametrized
 from vitreous.kernels import missing
 from vitreous.model.attention import AttentionTerms, SelfAttention, terms_of_layer
 from vitreous.model.block import Block, GeluMlp, LayerScale, Mlp, QuickGelu, StochasticDepth, SwiGluMlp, gelu_kind
+from vitreous.model.fp8_linear import Fp8Linear, input_scale
 
-LINEAR, NORM, DROPOUT = (nn.Linear,), (nn.LayerNorm,), (nn.Dropout,)
+LINEAR, NORM, DROPOUT = (nn.Linear, Fp8Linear), (nn.LayerNorm,), (nn.Dropout,)
 OPTIONAL_NORM, OPTIONAL_SCALE = (nn.Identity, nn.LayerNorm), (nn.Identity, LayerScale)
 # The parts of each module, and the classes whose computation `encode` knows.
 PARTS: dict[type[nn.Module], dict[str, tuple[type[nn.Module], ...]]] = {
@@ -106,21 +107,37 @@ def encode(blocks: nn.ModuleList, tokens: Float[Tensor, "b t d"], terms: Attenti
             (block.attention_norm, block.attention, block.attention_scale),
             (block.mlp_norm, block.mlp, block.mlp_scale),
         ):
+            first, last = _linear_layers(module)
+            affine = (norm.weight, norm.bias, norm.eps, input_scale(first))
             if branch is None:
-                normed = layer_norm(tokens, norm.weight, norm.bias, norm.eps)
+                normed = layer_norm(tokens, *affine)
             else:
-                tokens, normed = add_norm(tokens, branch, norm.weight, norm.bias, norm.eps)
+                tokens, normed = add_norm(tokens, branch, *affine)
             if isinstance(module, SelfAttention):
-                last, hidden = module.output, _attended(module, normed, terms_of_layer(terms, layer))
+                hidden = _attended(module, normed, terms_of_layer(terms, layer), dtype)
             else:
-                last, hidden = module.down, _hidden(module, normed)
-            values = F.linear(hidden.to(dtype), last.weight.to(dtype))  # add_norm adds the bias
+                hidden = _hidden(module, normed, dtype)
+            values = _multiply(last, hidden, last.weight, None, dtype)  # add_norm adds the bias
             factor = scale.factor if isinstance(scale, LayerScale) else None
             branch = Branch(values, last.bias, factor, block.stochastic_depth.factors(values))
     return tokens if branch is None else plain_add(tokens, branch)
 
 
-def _attended(attention: SelfAttention, normed: Tensor, terms: AttentionTerms) -> Tensor:
+def _linear_layers(module: SelfAttention | Mlp) -> tuple[nn.Linear | Fp8Linear, nn.Linear | Fp8Linear]:
+    """Return the layers that read the norm and that write the residual branch."""
+    if isinstance(module, SelfAttention):
+        return module.q, module.output  # q, k and v have the same scales
+    return module.up if isinstance(module, GeluMlp) else module.gate_and_up, module.down
+
+
+def _multiply(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return x weight^T + bias in the precision of the layer."""
+    if isinstance(layer, Fp8Linear):
+        return layer.multiply(x, weight, bias, dtype)
+    return F.linear(x.to(dtype), weight.to(dtype), bias)
+
+
+def _attended(attention: SelfAttention, normed: Tensor, terms: AttentionTerms, dtype: torch.dtype) -> Tensor:
     """Return the concatenated heads before the output layer."""
     from vitreous.kernels.attention import attention as fused_attention
     from vitreous.kernels.attention import plain_attention, supports
@@ -129,24 +146,27 @@ def _attended(attention: SelfAttention, normed: Tensor, terms: AttentionTerms) -
         q, k, v = attention.queries_keys_values(normed, terms)
         gathered = F.scaled_dot_product_attention(q, k, v, terms.bias, scale=attention.scale)
         return attention.output_norm(gathered.transpose(1, 2).flatten(2))
-    dtype, size = normed.dtype, (attention.num_heads, attention.scale)
-    weight, bias = attention.packed_weight().to(dtype), attention.packed_bias()
+    bias = attention.packed_bias()
     fused = supports(normed.shape[1], attention.head_dim, normed.device)
     added = None if bias is None else bias.to(dtype)
     # The fused attention sums the gradient of the bias while it has all gradients at hand.
-    qkv = F.linear(normed, weight, added.detach() if fused and added is not None else added)
-    gathered = fused_attention(qkv, bias, *size) if fused else plain_attention(qkv, None, *size)
-    return attention.output_norm(gathered)
+    added = added.detach() if fused and added is not None else added
+    qkv = _multiply(attention.q, normed, attention.packed_weight(), added, dtype)
+    next_scale = input_scale(attention.output) if isinstance(attention.output_norm, nn.Identity) else None
+    size = (attention.num_heads, attention.scale, next_scale)
+    return attention.output_norm(fused_attention(qkv, bias, *size) if fused else plain_attention(qkv, None, *size))
 
 
-def _hidden(mlp: Mlp, normed: Tensor) -> Tensor:
+def _hidden(mlp: Mlp, normed: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the input of the last linear layer of an MLP."""
     from vitreous.kernels.bias_gelu import bias_gelu
 
     if isinstance(mlp, SwiGluMlp):
         return mlp.hidden(normed)
-    weight, bias = mlp.up.weight.to(normed.dtype), mlp.up.bias
-    if mlp.approximation == "tanh" and not torch.is_grad_enabled():  # within the matrix product
-        rows = torch._addmm_activation(bias.to(normed.dtype), normed.flatten(0, 1), weight.t(), use_gelu=True)
+    if mlp.approximation == "tanh" and not torch.is_grad_enabled() and not isinstance(mlp.up, Fp8Linear):
+        bias, weight = mlp.up.bias.to(dtype), mlp.up.weight.to(dtype).t()
+        rows = torch._addmm_activation(bias, normed.flatten(0, 1), weight, use_gelu=True)  # within the matrix product
         return rows.view(*normed.shape[:2], -1)
-    return bias_gelu(F.linear(normed, weight), bias, mlp.approximation)
+    return bias_gelu(
+        _multiply(mlp.up, normed, mlp.up.weight, None, dtype), mlp.up.bias, mlp.approximation, input_scale(mlp.down)
+    )
