@@ -19,6 +19,7 @@ def embed(
     device: str = "auto",
     precision: Literal["fp32", "bf16", "fp8", "auto"] = "fp32",
     decode: Literal["exact", "fast"] = "exact",
+    merge_tokens: int = 0,
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
     worker_cpus: int | None = None,
@@ -40,8 +41,10 @@ def embed(
         flip: Average the embeddings of each image and its mirror image.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
-        precision: Compute precision.
+        precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090, and uses bf16 for the first
+            32 images.
         decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some embeddings slightly.
+        merge_tokens: Number of pairs of patches that every block of a ViT merges (ToMe): faster, but changes results.
         engine: `ray` computes on a Ray cluster: the one at RAY_ADDRESS or on this machine, or else a new one here.
         workers: Processes on the Ray cluster, by default as many as fit.
         worker_cpus: CPU cores per process, by default 1 or, with a GPU, the cores that the machine has for it.

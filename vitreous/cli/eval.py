@@ -35,6 +35,7 @@ def evaluate(
     workers: int = 2,
     flip: bool = False,
     decode: Literal["exact", "fast"] = "exact",
+    merge_tokens: int = 0,
     probe: Literal["knn", "linear", "fewshot"] | None = None,
     features: Literal["pooled", "class+mean"] = "pooled",
     cache: Path | None = None,
@@ -60,11 +61,13 @@ def evaluate(
         seed: Seed for the held-out split and the probe. Use the value from training.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
-        precision: Compute precision.
+        precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090, and uses bf16 for the first
+            32 images.
         workers: Number of threads that decode images.
         flip: Average the predictions for each image and its mirror image.
         decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
             Only for classifiers.
+        merge_tokens: Number of pairs of patches that every block of a ViT merges (ToMe): faster, but changes results.
         probe: Evaluate the frozen encoder instead of the head, by fitting a classifier to features of the train split:
             k-NN, linear, or few-shot (least squares on a few images per class).
         features: Features for --probe. pooled: the input of the head; class+mean: the class token concatenated with

@@ -30,6 +30,7 @@ def predict(
     device: str | torch.device | None = "auto",
     precision: Precision = "fp32",
     decode: Literal["exact", "fast"] = "exact",
+    merge_tokens: int = 0,
     coverage: float | None = None,
     engine: EngineName = "local",
     workers: int | None = None,
@@ -48,6 +49,7 @@ def predict(
         image_size: Input size. Default: the image size of the model. Position embeddings are resampled.
         flip: Average the predictions for each image and its mirror image.
         decode: "fast" decodes large JPEGs at a reduced scale, which can change results. Not supported for segmenters.
+        merge_tokens: Number of pairs of patches that every block of a ViT merges. This is faster, and can change results.
         coverage: Also return label sets, which contain the true label with this probability. Needs a calibrated model.
         engine: "ray" computes on a Ray cluster: the one at RAY_ADDRESS or on this machine, or else a new one here. All
             machines must see the images under the same paths. Not supported for segmenters.
@@ -62,7 +64,7 @@ def predict(
     2
     """
     run = _runner(engine, WorkerSize(workers, worker_cpus, worker_gpus))
-    job = Job("predict", top, flip, batch_size, device, precision, decode, coverage)
+    job = Job("predict", top, flip, batch_size, device, precision, decode, coverage, merge_tokens)
     files = find_files(images)
     return compute(job, open_model(model, image_size), images, files, run)
 
@@ -77,6 +79,7 @@ def embed(
     device: str | torch.device | None = "auto",
     precision: Precision = "fp32",
     decode: Literal["exact", "fast"] = "exact",
+    merge_tokens: int = 0,
     engine: EngineName = "local",
     workers: int | None = None,
     worker_cpus: int | None = None,
@@ -91,7 +94,7 @@ def embed(
     (['image 0', 'image 1'], torch.Size([2, 256]))
     """
     run = _runner(engine, WorkerSize(workers, worker_cpus, worker_gpus))
-    job = Job("embed", None, flip, batch_size, device, precision, decode)
+    job = Job("embed", None, flip, batch_size, device, precision, decode, merge_tokens=merge_tokens)
     files = find_files(images)
     return cast(Embeddings, compute(job, open_encoder(model, image_size), images, files, run))
 

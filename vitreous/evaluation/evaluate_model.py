@@ -289,6 +289,7 @@ def evaluate(
     workers: int = 2,
     flip: bool = False,
     decode: Literal["exact", "fast"] = "exact",
+    merge_tokens: int = 0,
     probe: Probe | None = None,
     features: FeatureKind = "pooled",
     cache: str | os.PathLike[str] | None = None,
@@ -311,6 +312,7 @@ def evaluate(
     workers: Number of decoding threads.
     flip: Average the predictions for each image and its mirror image.
     decode: "fast" decodes large JPEGs at a reduced scale, which can change the results. Only for classifiers.
+    merge_tokens: Number of pairs of patches that every block of a ViT merges. This is faster, and can change results.
     probe: Evaluate the frozen encoder with k-NN, a linear classifier or few-shot least squares.
     features: "pooled" (input of the head) or "class+mean" (the class token and the mean of the patches), for probes.
     cache: Folder in which to cache the features for a probe.
@@ -335,7 +337,7 @@ def evaluate(
     if probe is not None:
         found = open_data(spec, **opening)
         name, source = choose_split(found, split)
-        predictor = Embedder(open_encoder(model, image_size), device, **running)
+        predictor = Embedder(open_encoder(model, image_size), device, merge_tokens=merge_tokens, **running)
         return probe_encoder(
             predictor, found.train, name, source, probe,
             features=features, cache=None if cache is None else Path(cache),
@@ -345,7 +347,7 @@ def evaluate(
     kind = next((kind for kind in METRICS if kind.task == model.config.task), None)
     if kind is None:
         raise ValueError("the model has no head; use --probe knn, linear or fewshot to evaluate its features")
-    runner = predictor_for(model, device, decode=decode, **running)
+    runner = predictor_for(model, device, decode=decode, merge_tokens=merge_tokens, **running)
     found = kind.open_data(model.config, spec, ignore, target, **opening)
     name, source = choose_split(found, split)
     started = time.perf_counter()

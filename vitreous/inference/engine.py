@@ -249,6 +249,11 @@ class Engine(ABC):
         self.batch_size, self.workers, self.labels = batch_size, workers, class_names(config)
         self.throughput = Throughput(0, 0.0)
 
+    @property
+    def number_format(self) -> str:
+        """The format of numbers in matrix products."""
+        return "fp8" if self.precision == "fp8" else str(self.dtype)
+
     @abstractmethod
     def answers(self) -> dict[Task, Callable[[Images], Iterator[Any]]]:
         """Return, for each task that the model supports, a method that yields one result per image."""

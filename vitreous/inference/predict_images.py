@@ -117,6 +117,7 @@ class Job:
     precision: Precision = "fp32"
     decode: Literal["exact", "fast"] = "exact"
     coverage: float | None = None
+    merge_tokens: int = 0
 
 
 class Worker:
@@ -129,7 +130,7 @@ class Worker:
 
     def __init__(self, job: Job, model: Model, decode_threads: int | None = None):
         options: dict[str, Any] = {"batch_size": job.batch_size, "precision": job.precision, "flip": job.flip}
-        options |= {"decode": job.decode, "workers": decode_threads}
+        options |= {"decode": job.decode, "workers": decode_threads, "merge_tokens": job.merge_tokens}
         self.engine: Any
         self.columns: Columns | None
         if job.kind == "embed":

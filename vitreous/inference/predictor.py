@@ -46,6 +46,7 @@ from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import ClassToken, MultiLabel, Numbers
 from vitreous.model.protocol import Model
 from vitreous.model.segmenter import Segmenter, slide
+from vitreous.model.token_merging import merging
 from vitreous.model.top_labels import Label, class_probabilities, top_labels
 
 # ---- Labels and features ---------------------------------------------------------------------------------------------
@@ -80,10 +81,12 @@ class Embedder(Engine):
         compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
         workers: Number of decoding threads. 0 decodes in the calling thread; None uses a thread per core, at most 16.
         decode: "exact" or "fast", which decodes large JPEGs at a reduced scale and can change the results.
+        merge_tokens: Number of pairs of patches that every block of a ViT merges. This is faster, and can change the
+            results.
     """
 
     tasks: tuple[Task, ...] = ("classify", "multilabel", "regress", "embed")
-    takes, options = "a model with one output per image", frozenset({"decode"})
+    takes, options = "a model with one output per image", frozenset({"decode", "merge_tokens"})
     precisions = get_args(Precision)
 
     def __init__(
@@ -96,9 +99,11 @@ class Embedder(Engine):
         compile: bool = False,
         workers: int | None = None,
         decode: Literal["exact", "fast"] = "exact",
+        merge_tokens: int = 0,
     ):
         check_choice("decode", decode, ("exact", "fast"))
         super().__init__(model, device, precision, batch_size, min(cores(), 16) if workers is None else workers)
+        self.model, self.merge_tokens = merging(self.model, merge_tokens), merge_tokens
         self.flip, self.compiled, self.fast_decode = flip, compile, decode == "fast"
         self._first_images: Tensor | None = None  # until there are enough of them for fp8
         if precision == "fp8":
@@ -211,7 +216,8 @@ class Predictor(Embedder):
         top: Number of labels per image.
         coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). This needs
             a calibrated model; `vitreous train` and `vitreous calibrate` calibrate models.
-        device, batch_size, precision, flip, compile, workers, decode: See `Embedder`.
+        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See
+            `Embedder`.
 
     >>> import numpy as np
     >>> from vitreous import create
@@ -222,7 +228,7 @@ class Predictor(Embedder):
     """
 
     tasks, takes = ("classify", "embed"), "a classifier or encoder"
-    options = frozenset({"top", "decode", "coverage"})
+    options = frozenset({"top", "decode", "coverage", "merge_tokens"})
 
     def __init__(
         self,
@@ -236,9 +242,10 @@ class Predictor(Embedder):
         workers: int | None = None,
         decode: Literal["exact", "fast"] = "exact",
         coverage: float | None = None,
+        merge_tokens: int = 0,
     ):
         check_whole("top", top, 1, 2**31)
-        super().__init__(model, device, batch_size, precision, flip, compile, workers, decode)
+        super().__init__(model, device, batch_size, precision, flip, compile, workers, decode, merge_tokens)
         self.top, self.coverage = min(top, self.config.num_classes), coverage
         if coverage is not None:
             check_coverage(coverage)
@@ -338,11 +345,12 @@ class MultiLabelPredictor(Embedder):
 
     Args:
         top: Number of most probable labels to return, in addition to those that reach their thresholds.
-        device, batch_size, precision, flip, compile, workers, decode: See `Embedder`.
+        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See
+            `Embedder`.
     """
 
     tasks, takes = ("multilabel",), "a multi-label classifier"
-    options = frozenset({"top", "decode"})
+    options = frozenset({"top", "decode", "merge_tokens"})
 
     def __init__(self, model: Model, device: str | torch.device | None = None, *, top: int = 5, **options: Any):
         check_whole("top", top, 1, 2**31)
@@ -381,7 +389,8 @@ class RegressPredictor(Embedder):
     """Predicts numbers with a regression model.
 
     Args:
-        device, batch_size, precision, flip, compile, workers, decode: See `Embedder`.
+        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See
+            `Embedder`.
     """
 
     tasks, takes = ("regress",), "a regression model"
@@ -553,6 +562,7 @@ def predictor_for(
     top: int | None = None,
     decode: Literal["exact", "fast"] = "exact",
     coverage: float | None = None,
+    merge_tokens: int = 0,
 ) -> AnyPredictor:
     """Create the predictor for the model's task. See `Predictor` for the arguments.
 
@@ -564,8 +574,8 @@ def predictor_for(
     """
     kind = predictor_class(model.config)
     options: dict[str, Any] = {"workers": workers, "top": top, "decode": None if decode == "exact" else decode}
-    options["coverage"] = coverage
+    options |= {"coverage": coverage, "merge_tokens": merge_tokens or None}
     options = {name: value for name, value in options.items() if value is not None}
-    for name in options.keys() & {"top", "decode", "coverage"} - kind.options:
+    for name in options.keys() & {"top", "decode", "coverage", "merge_tokens"} - kind.options:
         fail(name, options[name], f"omitted for {kind.takes}")
     return kind(model, device, batch_size=batch_size, precision=precision, flip=flip, **options)
