@@ -4,7 +4,7 @@
     python -m benchmarks.kernels --batch-size 1 --sizes test --device cpu  # Triton's interpreter: values only
 
 Values and gradients are compared with float64 on the first images. On a GPU, the times are those of CUDA graphs, so
-they do not include the launches. The rates count each input once, each output once and, backward, their gradients.
+they do not include the launches. The rates are those of the fused kernel: inputs, outputs and their gradients count once.
 """
 
 import math
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 import tyro
 from torch import Tensor
 
@@ -90,6 +91,14 @@ def cases(options: Options, size: Size, device: torch.device) -> Iterator[Case]:
         return lambda x, y, bias, weight, shift: call(x, Branch(y, bias), weight, shift, EPS)
 
     yield Case("add + norm", norms(add_norm), norms(plain_add_norm), norm, 2)
+    fp8 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
+    if fp8:
+        step = torch.tensor(0.02, device=device)  # one unit in 8 bits
+
+        def eighths(call: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda x, y, bias, weight, shift: call(x, Branch(y, bias), weight, shift, EPS, step)
+
+        yield Case("add + norm to fp8", eighths(add_norm), eighths(plain_add_norm), norm, 2, trains=False)
 
     def scaled(call: Callable[..., Any]) -> Callable[..., Any]:
         return lambda x, y, bias, weight, shift, scale: call(x, Branch(y, bias, scale), weight, shift, EPS)
@@ -102,8 +111,9 @@ def cases(options: Options, size: Size, device: torch.device) -> Iterator[Case]:
     qkv = (random(b, t, 3 * d), vector(3 * d))
     fused, plain = (lambda x, bias, f=f: f(x, bias, heads, 0.125) for f in (attention, plain_attention))
     yield Case("attention", fused, plain, qkv, 1, 4 * b * heads * t * t * 64)
-    side = 56 if device.type == "cuda" else 14
+    side = 56 if device.type == "cuda" else 7
     indices = token_indices(Windows((side, side), (7, 7)), device)
+    yield from linear_layers(random, b, t, d, fp8)
     heads = 3  # Swin-T's first stage
     inputs = (random(max(b // 4, 1), side**2, 9 * 32), random(3, 49, 49, dtype=torch.float32))
     fused, plain = (
@@ -111,6 +121,26 @@ def cases(options: Options, size: Size, device: torch.device) -> Iterator[Case]:
     )
     if size in ("B", "test"):
         yield Case("attention in windows (Swin-T)", fused, plain, inputs, 1, 4 * inputs[0].shape[0] * side**2 * 49 * 96)
+
+
+def linear_layers(random: Callable[..., Tensor], b: int, t: int, d: int, fp8: bool) -> Iterator[Case]:
+    """Yield the up projection in 16 bits, and in 8 bits beside it. Their speed limits that of a model."""
+    from vitreous.kernels.fp8 import LARGEST, product, quantise
+
+    x, weight, operations = random(b, t, d), random(4 * d, d, scale=d**-0.5), 8.0 * b * t * d * d
+    yield Case("linear", F.linear, F.linear, (x, weight), 1, operations)
+    if fp8:
+        scales = tuple((value.detach().abs().amax() / LARGEST).float() for value in (x, weight))
+        eight = [quantise(value.detach(), scale) for value, scale in zip((x, weight), scales, strict=True)]
+        dtype = x.dtype
+
+        def fused(x: Tensor, weight: Tensor) -> Tensor:
+            return product(x, weight, (scales[0], scales[1]), None, dtype)
+
+        def plain(x: Tensor, weight: Tensor) -> Tensor:  # 8 bits are exact in 16 bits
+            return F.linear(x.to(dtype), weight.to(dtype)) * (scales[0] * scales[1]).to(dtype)
+
+        yield Case("linear in fp8", fused, plain, tuple(eight), 1, operations, trains=False)
 
 
 # ---- Measurement -----------------------------------------------------------------------------------------------------
@@ -125,7 +155,8 @@ def gradients(case: Case, function: Callable[..., Any], inputs: Sequence[Tensor 
     """Return the outputs, and the gradients of all inputs for outputs with fixed random gradients."""
     found = outputs_of(case, function, inputs)
     generator = torch.Generator(found[0].device).manual_seed(0)
-    grads = [torch.randn(out.shape, device=out.device, generator=generator).to(out.dtype) for out in found]
+    half = next(x.dtype for x in case.inputs if x is not None)  # the same values for every dtype
+    grads = [torch.randn(out.shape, device=out.device, generator=generator).to(half).to(out.dtype) for out in found]
     wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     return (*found, *torch.autograd.grad(found, wanted, grads))
 
@@ -136,10 +167,13 @@ def error_of(case: Case, function: Callable[..., Any]) -> float:
         x if x is None else x.detach()[: CHECKED if place < case.per_image else None].requires_grad_(x.requires_grad)
         for place, x in enumerate(case.inputs)
     ]
-    exact = [x if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in few]
+    exact = [
+        x if x is None or x.dtype.itemsize == 1 else x.detach().double().requires_grad_(x.requires_grad) for x in few
+    ]
     compute = gradients if case.trains else outputs_of
     pairs = zip(compute(case, function, few), compute(case, case.plain, exact), strict=True)
-    return max(float((mine.double() - true).norm() / true.norm()) for mine, true in pairs)
+    with torch.no_grad():
+        return max(float((mine.double() - true.double()).norm() / true.double().norm()) for mine, true in pairs)
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:
@@ -214,20 +248,20 @@ def with_speed(result: Result, plain: Result | None) -> Result:
     return Result(**{**vars(result), "speed": plain.milliseconds / result.milliseconds})
 
 
-def row_of(result: Result) -> list[str]:
-    def number(value: float | None, form: str) -> str:
-        return "" if value is None or not math.isfinite(value) else format(value, form)
+def number(value: float | None, form: str) -> str:
+    return "" if value is None or not math.isfinite(value) else format(value, form)
 
+
+def row_of(results: dict[str, Result]) -> list[str]:
+    """Return a row of the table from the results of all systems for an operation."""
+    fused, plain = results["fused"], results["plain"]
+    times = [results[system] if system in results else None for system in ("fused", "plain", "compiled")]
     return [
-        result.operation,
-        result.size,
-        result.direction,
-        result.system,
-        result.problem or number(result.milliseconds, ".4f"),
-        number(result.gigabytes_per_second, ".0f"),
-        number(result.teraflops, ".0f"),
-        number(result.speed, ".2f"),
-        number(result.error, ".1e"),
+        f"{fused.operation}, {fused.size}, {fused.direction}",
+        *("" if one is None else one.problem[:30] or number(one.milliseconds, ".4f") for one in times),
+        number(fused.gigabytes_per_second, ".0f"),
+        number(fused.teraflops, ".0f"),
+        " / ".join(filter(None, (number(one.error, ".1e") for one in (fused, plain)))),
     ]
 
 
@@ -244,8 +278,11 @@ def main(options: Options) -> None:
             results += measure(case, size, options, device, lambda: time.perf_counter() - started > options.seconds)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, Triton's interpreter"
     setting = f"{where}, batch {options.batch_size}, {options.tokens} tokens"
-    columns = ["operation", "size", "direction", "system", "ms", "GB/s", "TFLOP/s", "speed / plain", "error"]
-    publish(setting, columns, list(map(row_of, results)), results, options.out)
+    columns = ["operation", "fused, ms", "plain", "compiled", "fused, GB/s", "TFLOP/s", "error of fused / plain"]
+    rows: dict[tuple[str, str, str], dict[str, Result]] = {}
+    for result in results:
+        rows.setdefault((result.operation, result.size, result.direction), {})[result.system] = result
+    publish(setting, columns, list(map(row_of, rows.values())), results, options.out)
 
 
 if __name__ == "__main__":

@@ -25,3 +25,14 @@ def test_kernels_fit_the_gpus(tmp_path: Path) -> None:
     assert ("attention 197", "_backward", 86) not in names  # plain attention is used there
     assert not [row for row in rows if "shared memory" in row["problem"]]
     assert max(row["spilled"] for row in rows if row["capability"] == 90) < 100
+
+
+@pytest.mark.slow
+def test_benchmark_of_kernels_runs_without_a_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.json"
+    arguments = ["--device", "cpu", "--sizes", "test", "--batch-size", "1", "--tokens", "5", "--out", str(file)]
+    subprocess.run([sys.executable, "-m", "benchmarks.kernels", *arguments], check=True, capture_output=True)
+    results = json.loads(file.read_text())["results"]
+    assert not [result["problem"] for result in results if result["problem"]]
+    errors = {result["operation"]: result["error"] for result in results if result["error"] and result["system"] == "fused"}
+    assert len(errors) == 9 and max(errors.values()) < 0.1  # the interpreter does not round to 8 bits as a GPU does
