@@ -12,6 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ SHARED_LIMIT = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB per 
 
 
 class Usage(NamedTuple):
-    """Resources of a compiled kernel. Bytes of shared memory are those of a program, spilled bytes those of a thread."""
+    """Resources of a compiled kernel. Shared bytes are those of a program, spilled bytes those of a thread."""
 
     operation: str
     kernel: str
@@ -79,47 +80,57 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def operations() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield every operation at the sizes of common models, without the dispatcher, which would not launch anything."""
-    fp32 = torch.float32
-    for width in (192, 384, 768, 1024, 1280, 1536):  # ViT-Ti, S, B, L, H and g
-        x, vector = tensor(2, 197, width), tensor(width, dtype=fp32)
-        norm = (vector, vector, 1e-6)
-        yield f"layer_norm {width}", lambda x=x, norm=norm: add_norm._layer_norm._init_fn(x, *norm)
-        scale, factor = vector, tensor(2, dtype=fp32)
-        for name, branch in (("", (vector, None, None)), (" scaled", (vector, scale, factor))):
+def norms(width: int, scaled: bool) -> None:
+    """Launch the norms with all inputs that a model has. Implementations are called without the dispatcher."""
+    x, vector = tensor(2, 197, width), tensor(width, dtype=torch.float32)
+    branch = (vector, vector, tensor(2, dtype=torch.float32)) if scaled else (vector, None, None)
+    add_norm._layer_norm._init_fn(x, vector, vector, 1e-6)
+    add_norm._add_norm._init_fn(x, x, *branch, vector, vector, 1e-6)
+    add_norm._add_norm_backward._init_fn(x, x, x, x, *branch, vector, 1e-6)
 
-            def both(x=x, branch=branch, norm=norm) -> None:
-                add_norm._add_norm._init_fn(x, x, *branch, *norm)
-                add_norm._add_norm_backward._init_fn(x, x, x, x, *branch, norm[0], 1e-6)
 
-            yield f"add_norm {width}{name}", both
+def gelu(kind: str) -> None:
+    x, bias = tensor(2, 197, 3072), tensor(3072, dtype=torch.float32)
+    bias_gelu._bias_gelu._init_fn(x, bias, kind)
+    bias_gelu._bias_gelu_backward._init_fn(x, x, bias, kind)
+
+
+def attend(tokens: int) -> None:
+    if attention.supports(tokens, 64, torch.device("meta")):
+        qkv, bias = tensor(2, tokens, 3 * 768), tensor(3 * 768, dtype=torch.float32)
+        out, lse = attention._attention._init_fn(qkv, bias, 12, 0.125)
+        attention._attention_backward._init_fn(out, qkv, bias, out, lse, 12, 0.125)
+
+
+def attend_in_windows(tokens: int, shifted: bool) -> None:
+    pairs = tensor(64, tokens, tokens, dtype=torch.bool) if shifted else None
+    bias = tensor(3, tokens, tokens, dtype=torch.float32)
+    inputs = (tensor(2, 64 * tokens, 3 * 96), tensor(64, tokens, dtype=torch.int64), bias, pairs)
+    out = window_attention._window_attention._init_fn(*inputs, 0.17)
+    window_attention._window_attention_backward._init_fn(out, *inputs, 0.17)
+
+
+def quantised() -> None:
+    """Launch the kernels that write 8 bits."""
+    x, vector, scale = tensor(2, 197, 768), tensor(768, dtype=torch.float32), tensor(dtype=torch.float32)
+    add_norm._add_norm._init_fn(x, x, vector, None, None, vector, vector, 1e-6, scale)
+    bias_gelu._bias_gelu._init_fn(x, vector, "erf", scale)
+    attention._attention._init_fn(tensor(2, 197, 3 * 768), None, 12, 0.125, scale)
+
+
+def operations(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield every operation at the sizes of common models: ViT-Ti, S, B, L, H and g; Swin."""
+    for width in (192, 384, 768, 1024, 1280, 1536):
+        yield f"add_norm {width}", partial(norms, width, scaled=False)
+        yield f"add_norm {width} scaled", partial(norms, width, scaled=True)
     for kind in ("erf", "tanh", "quick"):
-
-        def gelu(kind=kind, x=tensor(2, 197, 3072), vector=tensor(3072, dtype=fp32)) -> None:
-            bias_gelu._bias_gelu._init_fn(x, vector, kind)
-            bias_gelu._bias_gelu_backward._init_fn(x, x, vector, kind)
-
-        yield f"bias_gelu {kind}", gelu
+        yield f"bias_gelu {kind}", partial(gelu, kind)
     for tokens in (65, 197, 256):
-
-        def attend(t=tokens) -> None:
-            if not attention.supports(t, 64, torch.device("meta")):
-                return
-            qkv, bias = tensor(2, t, 3 * 768), tensor(3 * 768, dtype=fp32)
-            out, lse = attention._attention._init_fn(qkv, bias, 12, 0.125)
-            attention._attention_backward._init_fn(out, qkv, bias, out, lse, 12, 0.125)
-
-        yield f"attention {tokens}", attend
-    for tokens, separated in ((49, False), (49, True), (64, True)):
-
-        def window(t=tokens, separated=separated) -> None:
-            pairs = tensor(64, t, t, dtype=torch.bool) if separated else None
-            inputs = (tensor(2, 64 * t, 3 * 96), tensor(64, t, dtype=torch.int64), tensor(3, t, t, dtype=fp32), pairs)
-            out = window_attention._window_attention._init_fn(*inputs, 0.17)
-            window_attention._window_attention_backward._init_fn(out, *inputs, 0.17)
-
-        yield f"window_attention {tokens}{' shifted' * separated}", window
+        yield f"attention {tokens}", partial(attend, tokens)
+    for tokens, shifted in ((49, False), (49, True), (64, True)):
+        yield f"window_attention {tokens}{' shifted' * shifted}", partial(attend_in_windows, tokens, shifted)
+    if capability >= 89:
+        yield "fp8", quantised
 
 
 def measure(capability: int, wanted: str) -> list[Usage]:
@@ -138,7 +149,7 @@ def measure(capability: int, wanted: str) -> list[Usage]:
     attention.shared_memory = lambda _: SHARED_LIMIT[capability] * 1024
     JITFunction.run = compile_only
     try:
-        for current, call in operations():
+        for current, call in operations(capability):
             if re.fullmatch(wanted, current):
                 call()
     finally:

@@ -4,7 +4,7 @@
     python -m benchmarks.kernels --batch-size 1 --sizes test --device cpu  # Triton's interpreter: values only
 
 Values and gradients are compared with float64 on the first images. On a GPU, the times are those of CUDA graphs, so
-they do not include the launches. The rates are those of the fused kernel: inputs, outputs and their gradients count once.
+they do not include the launches. The rates are those of the fused kernel; inputs, outputs and gradients count once.
 """
 
 import math
@@ -255,7 +255,7 @@ def number(value: float | None, form: str) -> str:
 def row_of(results: dict[str, Result]) -> list[str]:
     """Return a row of the table from the results of all systems for an operation."""
     fused, plain = results["fused"], results["plain"]
-    times = [results[system] if system in results else None for system in ("fused", "plain", "compiled")]
+    times = [results.get(system) for system in ("fused", "plain", "compiled")]
     return [
         f"{fused.operation}, {fused.size}, {fused.direction}",
         *("" if one is None else one.problem[:30] or number(one.milliseconds, ".4f") for one in times),

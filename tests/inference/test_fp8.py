@@ -38,7 +38,8 @@ def test_layer_multiplies_rounded_numbers() -> None:
     scales = x.abs().max() / LARGEST, linear.weight.detach().abs().max() / LARGEST
     found = Fp8Linear(linear.bfloat16(), *scales)(x.bfloat16())
     rounded, weight = (
-        quantise(value, scale).double() * scale for value, scale in zip((x.bfloat16(), linear.weight), scales, strict=True)
+        quantise(value, scale).double() * scale
+        for value, scale in zip((x.bfloat16(), linear.weight), scales, strict=True)
     )
     torch.testing.assert_close(found.double(), rounded @ weight.T + linear.bias.double(), rtol=1e-2, atol=1e-2)
     assert found.dtype == torch.bfloat16
@@ -47,14 +48,16 @@ def test_layer_multiplies_rounded_numbers() -> None:
 def test_copy_has_similar_features_and_the_model_is_unchanged(model: ViT, images: torch.Tensor) -> None:
     before = copy.deepcopy(model.state_dict())
     quantised = to_fp8(model, images)
-    assert len(quantised_layers(quantised)) == 6 * model.config.depth and not quantised_layers(model)
+    assert len(quantised_layers(quantised)) == 6 * model.config.depth
+    assert not quantised_layers(model)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
     assert quantised.head.weight is model.head.weight  # other tensors are shared
     with torch.inference_mode():
         error = (quantised(images) - model(images)).float().norm() / model(images).float().norm()
     assert 0 < error < 0.2
     q, k, v = (quantised.encoder.blocks[0].attention.get_submodule(part) for part in "qkv")
-    assert torch.equal(q.weight_scale, k.weight_scale) and torch.equal(q.input_scale, v.input_scale)
+    assert torch.equal(q.weight_scale, k.weight_scale)
+    assert torch.equal(q.input_scale, v.input_scale)
 
 
 def test_models_that_lose_precision_are_refused(model: ViT, images: torch.Tensor) -> None:
@@ -76,7 +79,8 @@ def test_predictor_switches_after_the_first_images(monkeypatch: pytest.MonkeyPat
     assert torch.equal(eight.logits(images[:3]), exact.logits(images[:3]))
     assert not quantised_layers(eight.model)
     later, expected = eight.logits(images), exact.logits(images)
-    assert quantised_layers(eight.model) and not quantised_layers(model)
+    assert quantised_layers(eight.model)
+    assert not quantised_layers(model)
     assert 0 < (later - expected).norm() / expected.norm() < 0.2
     assert torch.equal(eight.embed(images[2:]), eight.embed(images)[2:])  # scales are fixed from now on
 

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
-from triton import language as tl  # noqa: E402
-from triton.runtime import interpreter  # noqa: E402
+from triton import language as tl
+from triton.runtime import interpreter
 
 convert = interpreter._convert_float
 

@@ -108,7 +108,10 @@ def test_results_in_8_bits() -> None:
     branch, scale = Branch(y, vector), torch.tensor(0.02, device=DEVICE)
     with torch.no_grad():
         for fused, plain in (
-            (add_norm(x, branch, vector, vector, 1e-6, scale)[1], plain_add_norm(x, branch, vector, vector, 1e-6, scale)[1]),
+            (
+                add_norm(x, branch, vector, vector, 1e-6, scale)[1],
+                plain_add_norm(x, branch, vector, vector, 1e-6, scale)[1],
+            ),
             (layer_norm(x, vector, vector, 1e-6, scale), quantise(layer_norm(x, vector, vector, 1e-6), scale)),
             (bias_gelu(x, vector, "erf", scale), plain_bias_gelu(x, vector, "erf", scale)),
             (attention(qkv, None, 1, 0.3, scale), plain_attention(qkv, None, 1, 0.3, scale)),

@@ -49,7 +49,7 @@ def predict(
         image_size: Input size. Default: the image size of the model. Position embeddings are resampled.
         flip: Average the predictions for each image and its mirror image.
         decode: "fast" decodes large JPEGs at a reduced scale, which can change results. Not supported for segmenters.
-        merge_tokens: Number of pairs of patches that every block of a ViT merges. This is faster, and can change results.
+        merge_tokens: Number of pairs of patches that every block of a ViT merges: faster, but can change results.
         coverage: Also return label sets, which contain the true label with this probability. Needs a calibrated model.
         engine: "ray" computes on a Ray cluster: the one at RAY_ADDRESS or on this machine, or else a new one here. All
             machines must see the images under the same paths. Not supported for segmenters.

@@ -312,7 +312,7 @@ def evaluate(
     workers: Number of decoding threads.
     flip: Average the predictions for each image and its mirror image.
     decode: "fast" decodes large JPEGs at a reduced scale, which can change the results. Only for classifiers.
-    merge_tokens: Number of pairs of patches that every block of a ViT merges. This is faster, and can change results.
+    merge_tokens: Number of pairs of patches that every block of a ViT merges: faster, but can change results.
     probe: Evaluate the frozen encoder with k-NN, a linear classifier or few-shot least squares.
     features: "pooled" (input of the head) or "class+mean" (the class token and the mean of the patches), for probes.
     cache: Folder in which to cache the features for a probe.

@@ -147,7 +147,12 @@ def cached_features(
         if folder.is_file():
             fail("cache", folder, "a folder, not a file")
         folder.mkdir(parents=True, exist_ok=True)  # fail before the features are computed
-        how = {"kind": kind, "flip": predictor.flip, "precision": predictor.number_format, "merge_tokens": predictor.merge_tokens}
+        how = {
+            "kind": kind,
+            "flip": predictor.flip,
+            "precision": predictor.number_format,
+            "merge_tokens": predictor.merge_tokens,
+        }
         file = folder / f"features-{digest(predictor.model, source, **how)}.safetensors"
         if (found := read_features(file)) is not None:
             return found, True

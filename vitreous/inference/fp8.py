@@ -28,12 +28,16 @@ MIN_CAPABILITY = (8, 9)  # Ada, the first GPUs that multiply in 8 bits
 def check_fp8(model: Model, device: torch.device) -> None:
     """Raise an error if the model or the device does not support inference in 8 bits."""
     if not linear_layers(model):
-        raise BadValue(f"precision 'fp8' needs Transformer blocks, but the model is a {model.config.summary}; use 'bf16'")
+        raise BadValue(
+            f"precision 'fp8' needs Transformer blocks, but the model is a {model.config.summary}; use 'bf16'"
+        )
     if device.type != "cuda" or torch.version.cuda is None:
         raise BadValue(f"precision 'fp8' needs an NVIDIA GPU, but the device is {device}; use 'bf16' or 'fp32'")
     if (found := torch.cuda.get_device_capability(device)) < MIN_CAPABILITY:
         needed, found = (".".join(map(str, capability)) for capability in (MIN_CAPABILITY, found))
-        raise BadValue(f"precision 'fp8' needs a GPU of compute capability {needed}, but {device} has {found}; use 'bf16'")
+        raise BadValue(
+            f"precision 'fp8' needs a GPU of compute capability {needed}, but {device} has {found}; use 'bf16'"
+        )
 
 
 def linear_layers(model: Model) -> dict[str, nn.Linear]:

@@ -75,8 +75,8 @@ class Embedder(Engine):
     Args:
         device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's device if it
             is an accelerator; otherwise, None is the same as "auto".
-        precision: "fp32", "bf16", "fp8", or "auto", which uses bf16 on GPUs that support it, and fp32 otherwise. "fp8" uses
-            bf16 for the first 32 images, which determine the scales of 8-bit numbers.
+        precision: "fp32", "bf16", "fp8", or "auto", which uses bf16 on GPUs that support it, and fp32 otherwise. "fp8"
+            uses bf16 for the first 32 images, which determine the scales of 8-bit numbers.
         flip: Average predictions (or features) over the image and its mirror image.
         compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
         workers: Number of decoding threads. 0 decodes in the calling thread; None uses a thread per core, at most 16.
@@ -107,7 +107,9 @@ class Embedder(Engine):
         self.flip, self.compiled, self.fast_decode = flip, compile, decode == "fast"
         self._first_images: Tensor | None = None  # until there are enough of them for fp8
         if precision == "fp8":
-            self._first_images = torch.empty(0, self.config.channels, *self.config.image_size, device=self.device, dtype=self.dtype)
+            self._first_images = torch.empty(
+                0, self.config.channels, *self.config.image_size, device=self.device, dtype=self.dtype
+            )
         prepare = torch.compile if compile else CudaGraphs
         self._score: Callable[[Tensor], Tensor] = prepare(self._forward)
         self._pool: Callable[[Tensor], Tensor] = prepare(self._pooled)

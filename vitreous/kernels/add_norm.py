@@ -194,9 +194,7 @@ def _add_norm(
 
 
 @torch.library.custom_op("vitreous::layer_norm", mutates_args=())
-def _layer_norm(
-    tokens: Tensor, weight: Tensor, bias: Tensor, eps: float, fp8_scale: Tensor | None = None
-) -> Tensor:
+def _layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float, fp8_scale: Tensor | None = None) -> Tensor:
     normed = empty_result(tokens, fp8_scale)
     _launch_forward(tokens, (None, None, None, None), weight, bias, fp8_scale, None, normed, eps)
     return normed

@@ -26,10 +26,8 @@ def plain_bias_gelu(
 ) -> Float[Tensor, "*b m"]:
     """The operation of `bias_gelu` in plain PyTorch."""
     x = x + bias.to(x.dtype)
-    if kind == "quick":
-        x = x * torch.sigmoid(1.702 * x)
-    else:
-        x = F.gelu(x, approximate="none" if kind == "erf" else "tanh")
+    approximation = "none" if kind == "erf" else "tanh"
+    x = x * torch.sigmoid(1.702 * x) if kind == "quick" else F.gelu(x, approximate=approximation)
     return x if fp8_scale is None else quantise(x, fp8_scale)
 
 

@@ -19,6 +19,6 @@ def product(
     bias: Float[Tensor, " n"] | None,
     dtype: torch.dtype,
 ) -> Float[Tensor, "*b n"]:
-    """Return x weight^T + bias. `x` and `weight` are in 8 bits, `scales` are theirs, and `dtype` is that of the result."""
+    """Return x weight^T + bias in `dtype`, for `x` and `weight` in 8 bits with these scales."""
     rows = torch._scaled_mm(x.flatten(0, -2), weight.t(), *scales, bias=bias, out_dtype=dtype, use_fast_accum=True)
     return rows.view(*x.shape[:-1], -1)

@@ -29,9 +29,13 @@ class Fp8Linear(nn.Module):
         return self.multiply(x, self.weight, self.bias, self.dtype)
 
     def multiply(
-        self, x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, " n"] | None, dtype: torch.dtype
+        self,
+        x: Float[Tensor, "*b k"],
+        weight: Float[Tensor, "n k"],
+        bias: Float[Tensor, " n"] | None,
+        dtype: torch.dtype,
     ) -> Float[Tensor, "*b n"]:
-        """Multiply by a weight with the scale of this layer. `x` may already be in 8 bits, with the scale of the input."""
+        """Multiply by a weight with the scale of this layer. `x` may already be in 8 bits."""
         x = x if x.dtype == FP8 else quantise(x, self.input_scale)
         return product(x, weight, (self.input_scale, self.weight_scale), bias, dtype)
 

@@ -87,7 +87,9 @@ class MergingEncoder(Encoder):
         sizes, owners = torch.ones(b, n, device=tokens.device), numbers
         for block in self.blocks:
             attention = block.attention
-            q, k, v = attention.queries_keys_values(block.attention_norm(tokens), position.attend(layout, tokens.device))
+            q, k, v = attention.queries_keys_values(
+                block.attention_norm(tokens), position.attend(layout, tokens.device)
+            )
             bias = F.pad(sizes, (p, 0), value=1.0).log()[:, None, None].to(q.dtype)
             gathered = F.scaled_dot_product_attention(q, k, v, bias, scale=attention.scale)
             tokens = tokens + block.attention_scale(attention.project(gathered))
