@@ -146,7 +146,7 @@ def measure(capability: int, wanted: str) -> list[Usage]:
             found.append(usage(current, kernel, capability))
 
     driver.set_active(Target(capability))
-    attention.shared_memory = lambda _: SHARED_LIMIT[capability] * 1024
+    vars(attention)["shared_memory"] = lambda _: SHARED_LIMIT[capability] * 1024
     JITFunction.run = compile_only
     try:
         for current, call in operations(capability):

@@ -77,7 +77,7 @@ def cases(options: Options, size: Size, device: torch.device) -> Iterator[Case]:
     from vitreous.model.windows import Windows, token_indices
 
     b, t, d = options.batch_size, options.tokens, WIDTHS[size]
-    heads, half = d // 64, torch.bfloat16 if device.type == "cuda" else torch.float16  # as in the tests
+    half = torch.bfloat16 if device.type == "cuda" else torch.float16  # as in the tests
 
     def random(*shape: int, dtype: torch.dtype = half, scale: float = 1.0) -> Tensor:
         return (scale * torch.randn(shape, device=device)).to(dtype).requires_grad_()
@@ -104,23 +104,25 @@ def cases(options: Options, size: Size, device: torch.device) -> Iterator[Case]:
         return lambda x, y, bias, weight, shift, scale: call(x, Branch(y, bias, scale), weight, shift, EPS)
 
     yield Case("LayerScale + add + norm", scaled(add_norm), scaled(plain_add_norm), (*norm, vector()), 2)
+    calls: list[Callable[..., Any]]
     for kind in ("erf", "tanh"):
         inputs = (random(b, t, 4 * d), vector(4 * d))
-        fused, plain = (lambda x, bias, f=f, k=kind: f(x, bias, k) for f in (bias_gelu, plain_bias_gelu))
-        yield Case(f"bias + GELU ({kind})", fused, plain, inputs, 1)
+        calls = [lambda x, bias, f=f, k=kind: f(x, bias, k) for f in (bias_gelu, plain_bias_gelu)]
+        yield Case(f"bias + GELU ({kind})", calls[0], calls[1], inputs, 1)
     qkv = (random(b, t, 3 * d), vector(3 * d))
-    fused, plain = (lambda x, bias, f=f: f(x, bias, heads, 0.125) for f in (attention, plain_attention))
-    yield Case("attention", fused, plain, qkv, 1, 4 * b * heads * t * t * 64)
+    calls = [lambda x, bias, f=f: f(x, bias, d // 64, 0.125) for f in (attention, plain_attention)]
+    yield Case("attention", calls[0], calls[1], qkv, 1, 4 * b * t * t * d)
     side = 56 if device.type == "cuda" else 7
     indices = token_indices(Windows((side, side), (7, 7)), device)
     yield from linear_layers(random, b, t, d, fp8)
-    heads = 3  # Swin-T's first stage
+    # Swin-T's first stage has 3 heads of 32 channels.
     inputs = (random(max(b // 4, 1), side**2, 9 * 32), random(3, 49, 49, dtype=torch.float32))
-    fused, plain = (
+    calls = [
         lambda x, bias, f=f: f(x, indices, bias, None, 32**-0.5) for f in (window_attention, plain_window_attention)
-    )
+    ]
     if size in ("B", "test"):
-        yield Case("attention in windows (Swin-T)", fused, plain, inputs, 1, 4 * inputs[0].shape[0] * side**2 * 49 * 96)
+        operations = 4 * inputs[0].shape[0] * side**2 * 49 * 96
+        yield Case("attention in windows (Swin-T)", calls[0], calls[1], inputs, 1, operations)
 
 
 def linear_layers(random: Callable[..., Tensor], b: int, t: int, d: int, fp8: bool) -> Iterator[Case]:

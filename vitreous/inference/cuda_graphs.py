@@ -29,7 +29,7 @@ def call_without_waiting(function: Callable[..., Any], *inputs: Tensor) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = notice
+        warnings.showwarning = notice  # type: ignore[assignment]
         torch.cuda.set_sync_debug_mode("warn")  # warns that this mode is a prototype
         waited = False
         try:

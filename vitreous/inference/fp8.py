@@ -34,9 +34,9 @@ def check_fp8(model: Model, device: torch.device) -> None:
     if device.type != "cuda" or torch.version.cuda is None:
         raise BadValue(f"precision 'fp8' needs an NVIDIA GPU, but the device is {device}; use 'bf16' or 'fp32'")
     if (found := torch.cuda.get_device_capability(device)) < MIN_CAPABILITY:
-        needed, found = (".".join(map(str, capability)) for capability in (MIN_CAPABILITY, found))
+        needed, actual = (".".join(map(str, capability)) for capability in (MIN_CAPABILITY, found))
         raise BadValue(
-            f"precision 'fp8' needs a GPU of compute capability {needed}, but {device} has {found}; use 'bf16'"
+            f"precision 'fp8' needs a GPU of compute capability {needed}, but {device} has {actual}; use 'bf16'"
         )
 
 

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler.compiler import max_shared_mem
 
 from vitreous.kernels.fp8 import FP8
 
@@ -20,7 +21,7 @@ def multiprocessors(device: torch.device) -> int:
 
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program can use on a GPU. Triton's interpreter has no limit."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 1 << 30
+    return int(max_shared_mem(device.index)) if device.type == "cuda" else 1 << 30  # what triton itself checks
 
 
 shared_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  # for torch.compile

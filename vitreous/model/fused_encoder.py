@@ -69,7 +69,7 @@ def unsupported(blocks: nn.ModuleList, device: torch.device, dtype: torch.dtype)
 def has_hooks(module: nn.Module) -> bool:
     """Return True if calling the module runs hooks, e.g. for pruning, offloading or FSDP."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(hooks) or bool(_has_any_global_hook())
+    return any(hooks) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -88,8 +88,8 @@ def _ignored(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> str | N
         return None
     if type(module) not in classes:
         return f"modules of type {type(module).__name__}"
-    if isinstance(module, nn.LayerNorm) and module.bias is None:
-        return "norms without a bias"
+    if isinstance(module, nn.LayerNorm) and len(list(module.parameters())) < 2:
+        return "norms without a weight or bias"
     if isinstance(module, GeluMlp) and gelu_kind(module.activation) != module.approximation:
         return "another activation function"
     parts = PARTS.get(type(module), {})

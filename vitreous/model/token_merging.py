@@ -7,7 +7,8 @@ b: batch; t: tokens; n: patches, merged or not; g: patches of the grid; d: width
 """
 
 import copy
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitreous.common.checks import BadValue, check_whole
+from vitreous.model.block import Block
 from vitreous.model.encoder import Encoder
 from vitreous.model.fused_encoder import Kernels
 from vitreous.model.options import Learned1d, Learned2d, NoPosition, SinCos2d
@@ -85,7 +87,7 @@ class MergingEncoder(Encoder):
         n = tokens.shape[1] - p
         numbers = torch.arange(n, device=tokens.device).expand(b, -1)
         sizes, owners = torch.ones(b, n, device=tokens.device), numbers
-        for block in self.blocks:
+        for block in cast(Iterable[Block], self.blocks):
             attention = block.attention
             q, k, v = attention.queries_keys_values(
                 block.attention_norm(tokens), position.attend(layout, tokens.device)
