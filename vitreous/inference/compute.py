@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vitreous.common.checks import BadValue
 from vitreous.common.text import SafeConsole, plural
-from vitreous.inference.engine import Images, Throughput
+from vitreous.inference.engine import Images, Precision, Throughput
 from vitreous.inference.predict_images import Job, Results, Worker, Written
 from vitreous.inference.shard_folder import Counts, ShardFolder, write_shard
 from vitreous.inference.shards import Shard, find_shards, is_container
@@ -34,7 +34,8 @@ def compute(
     """
     if run is not None and files is None:
         raise BadValue("images are in memory, but must be files, folders or globs unless the engine is 'local'")
-    worker = Worker(job if run is None else replace(job, device="cpu"), model)
+    precision: Precision = "bf16" if job.precision == "fp8" else job.precision  # this machine need not have a GPU
+    worker = Worker(job if run is None else replace(job, device="cpu", precision=precision), model)
     if run is not None and worker.columns is None:
         raise BadValue("masks can only be computed if the engine is 'local'")
     if files is None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from vitreous.common.checks import BadValue
 from vitreous.kernels.fp8 import LARGEST
@@ -45,7 +46,7 @@ def linear_layers(model: Model) -> dict[str, nn.Linear]:
     return {
         f"{place}.{name}": layer
         for place, block in model.named_modules()
-        if isinstance(block, Block)
+        if isinstance(block, Block) and not any(map(is_parametrized, block.modules()))
         for name, layer in block.named_modules()
         if type(layer) is nn.Linear and layer.in_features % 16 == 0 and layer.out_features % 16 == 0
     }

@@ -218,8 +218,7 @@ class Predictor(Embedder):
         top: Number of labels per image.
         coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). This needs
             a calibrated model; `vitreous train` and `vitreous calibrate` calibrate models.
-        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See
-            `Embedder`.
+        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See `Embedder`.
 
     >>> import numpy as np
     >>> from vitreous import create
@@ -347,8 +346,7 @@ class MultiLabelPredictor(Embedder):
 
     Args:
         top: Number of most probable labels to return, in addition to those that reach their thresholds.
-        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See
-            `Embedder`.
+        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See `Embedder`.
     """
 
     tasks, takes = ("multilabel",), "a multi-label classifier"
@@ -391,8 +389,7 @@ class RegressPredictor(Embedder):
     """Predicts numbers with a regression model.
 
     Args:
-        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See
-            `Embedder`.
+        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See `Embedder`.
     """
 
     tasks, takes = ("regress",), "a regression model"

@@ -49,9 +49,9 @@ def _reason(index: int) -> str | None:
         return "a GPU older than Ampere"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    from vitreous.kernels.launch import column_sums
+    try:  # triton needs a C compiler, Python's header files and a cache folder that it can write
+        from vitreous.kernels.launch import column_sums
 
-    try:  # triton needs a C compiler and Python's header files
         with _disable_current_modes():
             column_sums(torch.ones(2, 16, device=f"cuda:{index}"))
     except Exception as error:

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitreous.common.checks import BadValue, check_whole
+from vitreous.model.attention import AttentionTerms
 from vitreous.model.block import Block
 from vitreous.model.encoder import Encoder
 from vitreous.model.fused_encoder import Kernels
@@ -89,9 +90,7 @@ class MergingEncoder(Encoder):
         sizes, owners = torch.ones(b, n, device=tokens.device), numbers
         for block in cast(Iterable[Block], self.blocks):
             attention = block.attention
-            q, k, v = attention.queries_keys_values(
-                block.attention_norm(tokens), position.attend(layout, tokens.device)
-            )
+            q, k, v = attention.queries_keys_values(block.attention_norm(tokens), AttentionTerms())
             bias = F.pad(sizes, (p, 0), value=1.0).log()[:, None, None].to(q.dtype)
             gathered = F.scaled_dot_product_attention(q, k, v, bias, scale=attention.scale)
             tokens = tokens + block.attention_scale(attention.project(gathered))
