@@ -100,3 +100,17 @@ def test_unsupported_models_and_devices_are_named(small: ViTConfig) -> None:
 def test_sizes_that_are_not_multiples_of_16_stay_in_16_bits(small: ViTConfig) -> None:
     model = build(ViTConfig(**{**vars(small), "mlp_width": 40}))
     assert {name.rpartition(".")[2] for name in fp8.linear_layers(model)} == {"q", "k", "v", "output"}
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < fp8.MIN_CAPABILITY,
+    reason="needs a GPU with fp8",
+)
+def test_predictor_on_a_gpu_agrees_with_bf16() -> None:
+    model = vitreous.create("ViT-S/16", num_classes=5)
+    images = np.random.default_rng(0).integers(0, 256, (40, 224, 224, 3), dtype=np.uint8)
+    exact, eight = (vitreous.Predictor(model, "cuda", precision=name, batch_size=8) for name in ("bf16", "fp8"))
+    expected, found = exact.embed(images), eight.embed(images)
+    torch.testing.assert_close(found[:24], expected[:24])  # the fourth batch completes the 32 images
+    assert torch.nn.functional.cosine_similarity(found[24:], expected[24:]).min() > fp8.SIMILARITY
+    assert eight.model.kernels(eight.device, torch.bfloat16).scope == "blocks"
