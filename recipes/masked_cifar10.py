@@ -22,16 +22,15 @@ interrupted ones.
 """
 
 import dataclasses
-import json
 import math
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
+from recipes.finished_run import finished
 from vitreous.common.codec import parse_fields
 from vitreous.model.options import GlobalAverage
 from vitreous.training import Augment, Masking, Optim, TrainConfig
@@ -144,21 +143,6 @@ def finetuning(method: Method, options: Options) -> TrainConfig:
 def rate(lr: float, batch_size: int, usual: int) -> float:
     """Scale a learning rate with the square root of the batch size."""
     return float(f"{lr * math.sqrt(batch_size / usual):.3g}")
-
-
-def finished(config: TrainConfig) -> dict[str, Any]:
-    """Train or resume a run and return its metrics. A finished run with the same settings is not repeated."""
-    import vitreous
-    from vitreous.training.run_folder import folder_of, resumed_config
-
-    folder = folder_of(config)
-    if (folder / "config.json").exists():
-        config = dataclasses.replace(config, resume=True)
-        resumed_config(config)  # raises if the settings differ
-    if (folder / "metrics.json").exists():
-        return dict(json.loads((folder / "metrics.json").read_text()))
-    print(f"\n== {folder}", flush=True)
-    return vitreous.train(config, command=shlex.join(["python", *sys.argv])).metrics
 
 
 def compare(method: Method, options: Options) -> Result:

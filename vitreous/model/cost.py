@@ -39,13 +39,19 @@ def cost(config: ModelConfig) -> Cost:
         memory = _PeakMemory(model)
         with memory:
             images = torch.empty(1, config.channels, *config.image_size)
-        # torch does not count fused attention on the CPU.
-        fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
-        counter = FlopCounterMode(display=False, custom_mapping=fused)
-        with counter, memory, torch.no_grad():
-            model.eval().requires_grad_(False)(images)  # the counter fails for views of trainable weights
+            flops = forward_flops(model, images)
         kept = _kept_for_backward(model.train().requires_grad_(True), images)
-    return Cost(sum(p.numel() for p in model.parameters()), counter.get_total_flops(), kept, memory.peak)
+    return Cost(sum(p.numel() for p in model.parameters()), flops, kept, memory.peak)
+
+
+def forward_flops(module: nn.Module, *inputs: Tensor) -> int:
+    """Count the operations of a forward pass; a multiply-add counts as two. The weights no longer require gradients."""
+    # torch does not count fused attention on the CPU.
+    fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+    counter = FlopCounterMode(display=False, custom_mapping=fused)
+    with counter, torch.no_grad():
+        module.eval().requires_grad_(False)(*inputs)  # the counter fails for views of trainable weights
+    return counter.get_total_flops()
 
 
 class _PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
