@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup demo test test-fast lint format bench docs torture clean
+.PHONY: setup demo test test-fast lint format bench docs results torture clean
 
 setup: .venv/.ready
 
@@ -58,6 +58,10 @@ docs: setup
 # Kills, corrupt files, full disks, hostile requests: real processes; 22 minutes on two busy cores. Rewrites docs/en/reliability.md.
 torture: setup
 	@PYTHONPATH=tests:tests/helpers $(BIN)/python -m torture --publish
+
+# Plots and tables of docs/*/results.md from the stored results of recipes/studies, and a list of those that are stale.
+results: setup
+	@$(BIN)/python -m recipes.studies.publish
 
 clean:
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

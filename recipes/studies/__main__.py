@@ -15,7 +15,7 @@ from rich.table import Table
 
 from recipes.studies import STUDIES
 from recipes.studies.records import RESULTS, add
-from recipes.studies.run_studies import Place, Planned, Session, measure_run, plan, results_path, workers
+from recipes.studies.run_studies import Place, Planned, Session, measure_run, plan, workers
 from recipes.studies.study import SCALES
 from vitreous.common.text import console, duration
 
@@ -55,10 +55,8 @@ def main(options: Options) -> int:
         return 0
     with workers(options.jobs) as executor:
         session = Session(
-            execute=functools.partial(execute, place=place),
-            store=lambda planned, record: add(
-                results_path(planned, options.results), planned.study, planned.scale, record
-            ),
+            execute=functools.partial(measure_run, place),
+            store=lambda planned, record: add(options.results, planned.study, scale, record),
             trained=place.trained,
             executor=executor,
             jobs=options.jobs,
@@ -68,10 +66,6 @@ def main(options: Options) -> int:
         left = session.run(todo)
     print(f"{len(left)} of {len(todo)} runs are missing; repeat the command" if left else "nothing is missing")
     return 1 if left else 0
-
-
-def execute(planned: Planned, seconds: float | None, place: Place):  # type: ignore[no-untyped-def]
-    return measure_run(planned, place, seconds)
 
 
 def print_plan(todo: list[Planned], place: Place) -> None:
@@ -98,5 +92,7 @@ if __name__ == "__main__":
 
     try:
         sys.exit(main(tyro.cli(Options, description=__doc__)))
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (ValueError, OSError) as error:
         exit_with_error(error)

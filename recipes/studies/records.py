@@ -1,10 +1,11 @@
 """Results of studies as JSON, one file per study and scale, and which of them are stale."""
 
+import ast
 import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,12 @@ def write(path: Path, study: Study, scale: Scale, records: Iterable[Record]) -> 
         aside.write_text(f'{{{heading}, "records": [\n{lines}\n]}}\n')
 
 
-def add(path: Path, study: Study, scale: Scale, record: Record) -> None:
-    """Add a result to the file of a study. It replaces an older result of the same run. The order is that of the plan.
+def add(results: Path, study: Study, scale: Scale, record: Record) -> None:
+    """Add a result to the file of a study. It replaces an older result of the same run. The order is that of the runs.
 
     Results of runs that are no longer part of the study are dropped.
     """
+    path = path_of(results, study, scale)
     known = {one.label: one for one in [*read(path), record]}
     labels = [run.label for run in study.runs(scale)]
     write(path, study, scale, [known[label] for label in labels if label in known])
@@ -98,14 +100,25 @@ def nested(config: Any, default: Any, name: str) -> bool:
 
 def stage_keys(run: Run, scale: Scale) -> tuple[str, ...]:
     """Return a key for each stage of a run. It depends on the settings, on the data and on all stages before it."""
-    data = [scale.data, TEST_FRACTION, inspect.getsource(write_images), inspect.getsource(balanced)]
+    data = [scale.data, TEST_FRACTION, code_of(write_images), code_of(balanced)]
     described = [settings(stage, first=i == 0) for i, stage in enumerate(run.stages)]
     return tuple(digest([data, described[: i + 1]]) for i in range(len(described)))
 
 
 def fingerprint(study: Study, run: Run, scale: Scale) -> str:
     """Return a key for the result of a run, which also depends on the measurement."""
-    return digest([stage_keys(run, scale)[-1], inspect.getsource(study.measure)])
+    return digest([stage_keys(run, scale)[-1], code_of(study.measure)])
+
+
+def code_of(function: Callable[..., Any]) -> str:
+    """Return the code of a function without comments and docstring."""
+    (node,) = ast.parse(inspect.getsource(function)).body
+    assert isinstance(node, ast.FunctionDef)
+    return "\n".join(ast.unparse(line) for line in node.body if line is not docstring_of(node))
+
+
+def docstring_of(node: ast.FunctionDef) -> ast.stmt | None:
+    return node.body[0] if ast.get_docstring(node) is not None else None
 
 
 def digest(value: Any) -> str:
@@ -119,14 +132,10 @@ def missing(study: Study, scale: Scale, results: Path) -> list[Run]:
 
 
 def status(study: Study, scale: Scale, results: Path) -> str:
-    """Return "not measured", "measured", or how many results are stale or missing."""
-    known = {record.label: record.fingerprint for record in read(path_of(results, study, scale))}
+    """Return "measured", "not measured", or the number of runs that are stale or missing."""
+    known = {record.label for record in read(path_of(results, study, scale))}
     if not known:
         return "not measured"
-    runs = study.runs(scale)
-    stale = sum(known.get(run.label, fingerprint(study, run, scale)) != fingerprint(study, run, scale) for run in runs)
-    absent = sum(run.label not in known for run in runs)
-    parts = [f"{stale} of {len(runs)} runs stale"] * (stale > 0) + [f"{absent} of {len(runs)} not measured"] * (
-        absent > 0
-    )
-    return ", ".join(parts) or "measured"
+    todo = [run.label in known for run in missing(study, scale, results)]
+    counts = {"stale": sum(todo), "missing": len(todo) - sum(todo)}
+    return ", ".join(f"{count} runs {word}" for word, count in counts.items() if count) or "measured"

@@ -19,10 +19,13 @@ import torch
 
 from recipes.finished_run import finished
 from recipes.studies.flops import stage_flops
-from recipes.studies.records import Record, fingerprint, missing, path_of, settings, stage_keys
+from recipes.studies.records import Record, fingerprint, missing, settings, stage_keys
 from recipes.studies.study import Run, Scale, Study, Trained, machine, write_images
 from vitreous.common.device import choose_device
+from vitreous.common.threads import cores
 from vitreous.training.run import Interrupted
+
+MOST_FAILURES = 3  # in a row; the session then stops
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Planned:
     study: Study
     scale: Scale
     run: Run
+    fingerprint: str
     keys: tuple[str, ...]  # of its stages
     flops: tuple[float, ...]
 
@@ -66,13 +70,18 @@ def plan(studies: Sequence[Study], scale: Scale, results: Path) -> list[Planned]
     """Return the runs without a current result: all runs of the first seed, then of the next."""
     todo = [(study, run) for study in studies for run in missing(study, scale, results)]
     todo.sort(key=lambda pair: pair[1].seed)  # stable
-    return [Planned(study, scale, run, stage_keys(run, scale), tuple(stage_flops(run.stages))) for study, run in todo]
+    return [
+        Planned(
+            study, scale, run, fingerprint(study, run, scale), stage_keys(run, scale), tuple(stage_flops(run.stages))
+        )
+        for study, run in todo
+    ]
 
 
 # ---- One run, in a worker process ------------------------------------------------------------------------------------
 
 
-def measure_run(planned: Planned, place: Place, seconds: float | None) -> Record | None:
+def measure_run(place: Place, planned: Planned, seconds: float | None) -> Record | None:
     """Train the stages of a run and measure the last one. Return None if it was interrupted or ran out of time."""
     run, scale, started = planned.run, planned.scale, time.monotonic()
     log = place.work / "logs" / f"{planned.keys[-1]}.txt"
@@ -93,7 +102,7 @@ def measure_run(planned: Planned, place: Place, seconds: float | None) -> Record
         x=run.x,
         seed=run.seed,
         points=points,
-        fingerprint=fingerprint(planned.study, run, scale),
+        fingerprint=planned.fingerprint,
         seconds=round(time.monotonic() - started, 2),
         jobs=place.jobs,
         tflops=round(sum(planned.flops) / 1e12, 3),
@@ -146,8 +155,8 @@ def workers(jobs: int) -> Executor:
     """Return an executor with `jobs` processes, which import torch only once. With one job, use this process."""
     if jobs == 1:
         return InThisProcess()
-    context = get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context)
+    threads = max(cores() // jobs, 1)
+    return ProcessPoolExecutor(jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,))
 
 
 Execute = Callable[[Planned, float | None], Record | None]
@@ -168,10 +177,11 @@ class Session:
 
     def run(self, todo: Sequence[Planned]) -> list[Planned]:
         """Measure runs. Return those without a result."""
-        start, waiting, left = self.clock(), list(todo), []
+        start, waiting = self.clock(), list(todo)
         active: dict[Future[Record | None], tuple[Planned, float, float]] = {}  # with start time and estimate
         factors: list[float] = []  # measured durations divided by their estimates
-        stopped = False
+        left: list[Planned] = []
+        failures, stopped = 0, False
         while True:
             factor = median(factors) if factors else float(self.jobs)  # runs share the device
             for planned in list(waiting):
@@ -196,6 +206,8 @@ class Session:
                 if error := future.exception():
                     self.report(f"{planned.name}: failed: {error}")
                     left.append(planned)
+                    failures += 1
+                    stopped |= failures == MOST_FAILURES
                 elif (record := future.result()) is None:
                     self.report(f"{planned.name}: interrupted")
                     left.append(planned)
@@ -203,9 +215,6 @@ class Session:
                 else:
                     self.store(planned, record)
                     factors.append(seconds / estimate)
+                    failures = 0
                     values = ", ".join(f"{point.value:.4g}" for point in record.points[:4])
                     self.report(f"{planned.name}: {values} ({seconds:.0f} s)")
-
-
-def results_path(planned: Planned, results: Path) -> Path:
-    return path_of(results, planned.study, planned.scale)

@@ -174,7 +174,7 @@ def write_images(scale: Scale, data_root: Path | None, count: int, seed: int, pa
         arrays |= {f"x_{split}": pixels(source, indices), f"y_{split}": source.labels[indices]}
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as aside:
-        np.savez(aside, **arrays)
+        np.savez(aside, **arrays)  # type: ignore[arg-type]
 
 
 def balanced(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -189,7 +189,7 @@ def balanced(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
 def pixels(source: Source, indices: np.ndarray) -> np.ndarray:
     images = [source.image(int(index)) for index in indices]
     assert all(isinstance(image, np.ndarray) for image in images)
-    return np.stack(images)  # type: ignore[arg-type]
+    return np.stack(images)
 
 
 # ---- Parts that several studies share --------------------------------------------------------------------------------
