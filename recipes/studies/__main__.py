@@ -6,6 +6,7 @@ runs. Results are in docs/results; `make results` writes the tables of docs/en/r
 
 import functools
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,10 +15,12 @@ import tyro
 from rich.table import Table
 
 from recipes.studies import STUDIES
+from recipes.studies.publish import draw_plots
 from recipes.studies.records import RESULTS, add
 from recipes.studies.run_studies import Place, Planned, Session, measure_run, plan, workers
 from recipes.studies.study import SCALES
 from vitreous.common.text import console, duration
+from vitreous.report.plots import can_draw
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Options:
 
 
 def main(options: Options) -> int:
-    scale = SCALES[options.scale]
+    started, scale = time.monotonic(), SCALES[options.scale]
     if unknown := [name for name in options.studies if name not in STUDIES]:
         raise ValueError(f"unknown study {unknown[0]!r}; expected {', '.join(STUDIES)}")
     studies = [STUDIES[name] for name in options.studies or STUDIES]
@@ -60,10 +63,12 @@ def main(options: Options) -> int:
             trained=place.trained,
             executor=executor,
             jobs=options.jobs,
-            limit=options.seconds,
+            limit=None if options.seconds is None else options.seconds - (time.monotonic() - started),
             report=functools.partial(print, flush=True),
         )
         left = session.run(todo)
+    if can_draw():
+        draw_plots(options.results, studies, scale)
     print(f"{len(left)} of {len(todo)} runs are missing; repeat the command" if left else "nothing is missing")
     return 1 if left else 0
 

@@ -1,24 +1,22 @@
 """Floating-point operations of training, to match the compute of different models and to plan sessions."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recipes.studies.study import Stage
-from vitreous.common.codec import to_dict
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.cost import cost, forward_flops
-from vitreous.model.masked import MaskedAutoencoder
+from vitreous.model.masked import MaskedAutoencoder, MaskedPatchPrediction
 from vitreous.model.presets import configure
 from vitreous.model.protocol import ModelConfig
-from vitreous.tasks.config import TrainConfig
+from vitreous.tasks.config import Masking, TrainConfig
 
 CLASSES = 10
-_COUNTED: dict[str, int] = {}
 
 
 def model_config(config: TrainConfig) -> ModelConfig:
@@ -30,7 +28,7 @@ def model_config(config: TrainConfig) -> ModelConfig:
 def step_flops(config: TrainConfig, model: ModelConfig | None = None) -> float:
     """Count the operations of a training step. A backward pass costs as much as two forward passes."""
     assert isinstance(config.batch_size, int)
-    return 3.0 * config.batch_size * image_flops(config, model or model_config(config))
+    return 3.0 * config.batch_size * image_flops(config.task, config.masking, model or model_config(config))
 
 
 def with_budget(config: TrainConfig, flops: float) -> TrainConfig:
@@ -38,20 +36,20 @@ def with_budget(config: TrainConfig, flops: float) -> TrainConfig:
     return dataclasses.replace(config, steps=max(round(flops / step_flops(config)), 1))
 
 
-def image_flops(config: TrainConfig, model: ModelConfig) -> int:
+@cache
+def image_flops(task: str, masking: Masking, model: ModelConfig) -> int:
     """Count the operations of a forward pass in training for one image."""
-    key = json.dumps([config.task, to_dict(config.masking), to_dict(model)])
-    if key not in _COUNTED:
-        if config.task == "mae":
-            assert isinstance(model, ViTConfig)
-            width, depth = config.masking.decoder_shape(model)
-            with FakeTensorMode():
-                module = MaskedAutoencoder(build(model), 0.75, width, depth, max(width // 32, 1))
-                images = torch.empty(1, model.channels, *model.image_size)
-                _COUNTED[key] = forward_flops(module, images, torch.empty(1, model.grid[0] * model.grid[1]))
-        else:  # the layer that predicts masked patches costs little
-            _COUNTED[key] = cost(model).flops
-    return _COUNTED[key]
+    if task == "classify":
+        return cost(model).flops
+    assert isinstance(model, ViTConfig)
+    with FakeTensorMode():
+        encoder, images = build(model), torch.empty(1, model.channels, *model.image_size)
+        noise = torch.empty(1, 3, model.grid[0] * model.grid[1])
+        if task == "mpp":
+            return forward_flops(MaskedPatchPrediction(encoder, masking.mpp_target), images, images, noise)
+        width, depth = masking.decoder_shape(model)
+        decoder = {"width": width, "depth": depth, "num_heads": max(width // 32, 1)}
+        return forward_flops(MaskedAutoencoder(encoder, **decoder), images, noise[:, 0])
 
 
 def stage_flops(stages: Sequence[Stage]) -> list[float]:

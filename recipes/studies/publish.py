@@ -5,7 +5,7 @@ A page marks the place of a table with `<!-- results: STUDY -->` and `<!-- end -
 # ruff: noqa: RUF001 (Chinese punctuation)
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
@@ -184,13 +184,18 @@ def filled(page: str, results: Path, language: str) -> str:
     return BLOCK.sub(lambda match: f"{match[1]}\n{block(match[2], results, language)}\n\n{match[3]}", page)
 
 
+def draw_plots(results: Path, studies: Iterable[Study], scale: Scale) -> None:
+    """Draw the plots of all studies with results, beside the results."""
+    for study in studies:
+        path = path_of(results, study, scale)
+        if records := read(path):
+            draw(path.with_suffix(".png"), study, curves_of(records))
+
+
 def publish(results: Path, docs: Path) -> None:
     """Draw all plots and update the pages."""
     for scale in PUBLISHED:
-        for study in STUDIES.values():
-            path = path_of(results, study, scale)
-            if records := read(path):
-                draw(path.with_suffix(".png"), study, curves_of(records))
+        draw_plots(results, STUDIES.values(), scale)
     for language in TEXTS:
         page = docs / language / "results.md"
         text = page.read_text(encoding="utf-8")

@@ -15,12 +15,14 @@ from PIL import Image
 
 from recipes.studies import STUDIES
 from recipes.studies.__main__ import Options, main
-from recipes.studies.flops import stage_flops
+from recipes.studies.flops import image_flops, model_config, stage_flops
+from recipes.studies.masked import AVERAGE
 from recipes.studies.publish import DOCS, curves_of, draw, filled, table
 from recipes.studies.records import RESULTS, Record, add, fingerprint, path_of, read, status
 from recipes.studies.run_studies import InThisProcess, Place, Planned, Session, measure_run, plan
 from recipes.studies.study import (
     DIGITS,
+    H200,
     TINY,
     Point,
     Run,
@@ -32,6 +34,8 @@ from recipes.studies.study import (
     measure_top1,
     write_images,
 )
+from vitreous.model.config import ViTConfig
+from vitreous.training import Masking
 
 
 def toy_runs(scale: Scale) -> list[Run]:
@@ -261,6 +265,15 @@ def test_runs_have_equal_compute(name: str) -> None:
     assert max(totals) < 1.002 * min(totals)
 
 
+def test_masked_pre_training_has_its_own_cost() -> None:
+    """MAE encodes a quarter of the patches. Masked patch prediction adds a layer with 512 outputs per patch."""
+    model = model_config(dataclasses.replace(H200.config(0, **AVERAGE), task="mpp"))
+    assert isinstance(model, ViTConfig)
+    whole, mae, mpp = (image_flops(task, Masking(), model) for task in ("classify", "mae", "mpp"))
+    assert mpp - whole == 2 * 64 * 192 * 512
+    assert 0.25 * whole < mae < 0.7 * whole
+
+
 def test_training_from_scratch_costs_as_much_as_pre_training_and_fine_tuning() -> None:
     runs = {(run.curve, run.x): sum(stage_flops(run.stages)) for run in STUDIES["resolution"].runs(LONG)}
     sizes = [x for curve, x in runs if curve == "fine-tuned"]
@@ -326,7 +339,8 @@ def test_a_run_out_of_time_is_resumed(tmp_path: Path) -> None:
 def test_two_processes_measure_a_study(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = Options(("attention_distance",), "tiny", work=tmp_path / "work", results=tmp_path / "results", jobs=2)
     assert main(options) == 0
-    (file,) = (tmp_path / "results" / "tiny").iterdir()
+    file = tmp_path / "results" / "tiny" / "attention_distance.json"
+    assert file.with_suffix(".png").exists()
     points = [point for record in read(file) for point in record.points]
     assert {point.x for point in points} == {1, 2}
     assert all(0 < point.value < 8 for point in points)
