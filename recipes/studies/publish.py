@@ -99,7 +99,9 @@ def draw(path: Path, study: Study, curves: Curves) -> None:
 def _ticks(axes: "Axes", study: Study, places: list[float | str]) -> None:
     """Label the x axis with categories, or with the measured numbers if there are few."""
     if isinstance(places[0], str):
-        axes.set_xticks(range(len(places)), [str(place) for place in places], rotation=20)
+        axes.set_xticks(
+            range(len(places)), [str(place) for place in places], rotation=20, ha="right", rotation_mode="anchor"
+        )
         return
     if study.log_x:
         axes.set_xscale("log")
@@ -121,15 +123,18 @@ def number(x: float | str) -> str:
 
 
 def table(study: Study, curves: Curves) -> list[str]:
-    """Return a Markdown table with a row per curve. If the curves have different x, each point has its own row."""
+    """Return a Markdown table with a row per curve or category, or per point if the curves have different x."""
     places = list(dict.fromkeys(x for values in curves.values() for x in values))
     if all(len(values) < len(places) for values in curves.values()):
         heading = [f"| | {study.x} | {study.y} |", "|---|---:|---:|"]
         points = [(name, x, values) for name, row in curves.items() for x, values in row.items()]
         return heading + [f"| {name} | {number(x)} | {cell(study, values)} |" for name, x, values in points]
-    heading = [f"| {study.x} | {' | '.join(map(number, places))} |", "|---" + "|---:" * len(places) + "|"]
-    rows = [[cell(study, values[x]) if x in values else "" for x in places] for values in curves.values()]
-    return heading + [f"| {name} | {' | '.join(row)} |" for name, row in zip(curves, rows, strict=True)]
+    rows = [[name, *(cell(study, values[x]) if x in values else "" for x in places)] for name, values in curves.items()]
+    lines = [[study.x, *map(number, places)], *rows]
+    if isinstance(places[0], str):
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    lines.insert(1, ["---", *["---:"] * (len(lines[0]) - 1)])
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def cell(study: Study, values: Sequence[float]) -> str:

@@ -114,11 +114,7 @@ def code_of(function: Callable[..., Any]) -> str:
     """Return the code of a function without comments and docstring."""
     (node,) = ast.parse(inspect.getsource(function)).body
     assert isinstance(node, ast.FunctionDef)
-    return "\n".join(ast.unparse(line) for line in node.body if line is not docstring_of(node))
-
-
-def docstring_of(node: ast.FunctionDef) -> ast.stmt | None:
-    return node.body[0] if ast.get_docstring(node) is not None else None
+    return "\n".join(map(ast.unparse, node.body[ast.get_docstring(node) is not None :]))
 
 
 def digest(value: Any) -> str:

@@ -292,6 +292,8 @@ def records(points: Iterable[tuple[str, float | str, float]]) -> list[Record]:
 def test_tables_show_means_and_standard_deviations() -> None:
     curves = curves_of(records([("a", 20, 0.5), ("a", 20, 0.7), ("a", 5, 0.25), ("b", 5, 0.125)]))
     assert table(STUDIES["masked"], curves)[2:] == ["| a | 25.0 | 60.0 ± 14.1 |", "| b | 12.5 |  |"]
+    named = curves_of(records([("a", "none", 0.5), ("a", "1-D", 0.7), ("b", "none", 0.25), ("b", "1-D", 0.5)]))
+    assert table(STUDIES["positions"], named)[2:] == ["| none | 50.0 | 25.0 |", "| 1-D | 70.0 | 50.0 |"]
     apart = curves_of(records([("a", 20, 0.5), ("a", 30, 0.5), ("b", 5, 0.1)]))
     assert table(STUDIES["hybrids"], apart)[2:] == ["| a | 20 | 50.0 |", "| a | 30 | 50.0 |", "| b | 5 | 10.0 |"]
 
