@@ -157,7 +157,7 @@ def block(name: str, results: Path, language: str) -> str:
         command = f"`python -m recipes.studies {name} --scale {scale.name}`"
         if not records:
             missing = texts["not measured"].format(scale=scale.name, machine=scale.machine)
-            parts.append(f"{missing}  \n{command}")
+            parts.append(f"{missing} {command}")
             continue
         about = texts["measured"].format(
             scale=scale.name,
@@ -168,7 +168,7 @@ def block(name: str, results: Path, language: str) -> str:
             machine=", ".join(dict.fromkeys(record.machine for record in records)),
         )
         picture = f"![{study.y}, {study.x}](../results/{scale.name}/{name}.png)"
-        parts.append("\n".join([picture, "", *table(study, curves_of(records)), "", f"{about}  \n{command}"]))
+        parts.append("\n".join([picture, "", *table(study, curves_of(records)), "", f"{about} {command}"]))
     return "\n\n".join(parts)
 
 
