@@ -167,7 +167,7 @@ def block(name: str, results: Path, language: str) -> str:
             minutes=max(sum(record.seconds / record.jobs for record in records) / 60, 1),
             machine=", ".join(dict.fromkeys(record.machine for record in records)),
         )
-        picture = f"![{study.y}, {study.x}](../results/{scale.name}/{name}.png)"
+        picture = f"![{study.x} → {study.y}](../results/{scale.name}/{name}.png)"
         parts.append("\n".join([picture, "", *table(study, curves_of(records)), "", f"{about} {command}"]))
     return "\n\n".join(parts)
 
