@@ -31,8 +31,13 @@ class SampleRng:
     """
 
     def __init__(self, seed: int, epoch: int, indices: Int[Tensor, "b"]):
+        self.seed, self.epoch, self.indices = seed, epoch, indices
         key = hash_bits(torch.tensor(seed, device=indices.device) + _GOLDEN)
         self.keys = hash_bits(hash_bits(key + epoch) + indices)
+
+    def in_epoch(self, epoch: int) -> "SampleRng":
+        """Return the random numbers of the same samples in another epoch."""
+        return SampleRng(self.seed, epoch, self.indices).to(self.keys.device)
 
     def to(self, device: torch.device) -> "SampleRng":
         """Return a copy that draws the same numbers on another device.

@@ -46,8 +46,8 @@ class Augment:
     """resized: random crop at a random scale; padded: random crop of the padded image; none: the whole image."""
     crop_scale: tuple[float, float] | None = None
     """Minimum and maximum area of a resized crop, as fractions of the image area."""
-    flip: float | None = None
-    """Probability of a horizontal flip."""
+    flip: float | Literal["alternate"] | None = None
+    """Probability of a horizontal flip; alternate: flip each image in every second epoch."""
     policy: Literal["none", "randaugment", "trivial", "three"] | None = None
     """Augmentation policy: RandAugment, TrivialAugment, or DeiT-III's 3-Augment."""
     policy_layers: int | None = None

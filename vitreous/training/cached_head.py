@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.common.distributed import World
 from vitreous.common.rng import SampleRng
+from vitreous.data.augment.batch import draw_flips
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, BatchSlice, Request, schedule
 from vitreous.data.sources.base import DataSet, Source
@@ -130,7 +131,7 @@ class FeatureLoader:
             batch, other = plain.batch(request, problems), mirrored.batch(request)
             assert batch.features is not None
             assert other.features is not None
-            flipped = SampleRng(config.seed, request.epoch, request.keys).uniform("flip") < flip
+            flipped = draw_flips(SampleRng(config.seed, request.epoch, request.keys), flip)
             flipped = flipped.to(self.world.device, non_blocking=True)[:, None]
             yield batch._replace(features=torch.where(flipped, other.features, batch.features))
             problems = []

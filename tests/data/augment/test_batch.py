@@ -16,6 +16,7 @@ EVERYTHING = [
     Augmentation(crop="none", policy="trivial"),
     Augmentation(policy="three", colour_jitter=0.3),
     Augmentation(flip=0.0),
+    Augmentation(flip="alternate"),
 ]
 
 
@@ -73,6 +74,17 @@ def test_flips_have_the_given_probability(probability: float) -> None:
     assert flipped.float().mean() == pytest.approx(probability, abs=0.03)
     kept = (result == images.float() / 255).all(dim=(1, 2, 3))
     assert (flipped ^ kept).all()
+
+
+@given(st.integers(0, 2**62), st.integers(0, 1000))
+@settings(max_examples=10)
+def test_alternating_flips_show_both_versions_in_two_epochs(seed: int, epoch: int) -> None:
+    images, indices, config = random_images(400), torch.randperm(5000)[:400], Augmentation(flip="alternate")
+    now, following, later = (augment(images, SampleRng(seed, epoch + i, indices), config) for i in range(3))
+    assert torch.equal(following, now.flip(-1))
+    assert torch.equal(later, now)
+    flipped = (now == images.flip(-1).float() / 255).all(dim=(1, 2, 3))
+    assert flipped.float().mean() == pytest.approx(0.5, abs=0.15)
 
 
 def test_jitter_is_limited_by_its_strength() -> None:

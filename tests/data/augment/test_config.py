@@ -17,6 +17,7 @@ from vitreous.data.augment.config import Augmentation
         ("crop_scale", (0.1, 1.5), "a number from 0 to 1"),
         ("flip", 50, "a number from 0 to 1"),
         ("flip", float("nan"), "a number from 0 to 1"),
+        ("flip", "always", "a number from 0 to 1 or 'alternate'"),
         ("policy", "trivail", ".*did you mean 'trivial'"),
         ("policy_layers", 0, "an integer from 1 to 8"),
         ("policy_magnitude", -1.0, "a number from 0 to 15"),

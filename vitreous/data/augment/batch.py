@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -69,8 +69,7 @@ def _crop_and_flip(images: Images, rng: SampleRng, config: Augmentation) -> Imag
         positions = rng.uniform("padded crop", 2).to(images.device, non_blocking=True)
         images = padded_crop(images, positions)
     if config.flip:
-        which = rng.uniform("flip") < config.flip
-        images = flip(images, which.to(images.device, non_blocking=True))
+        images = flip(images, draw_flips(rng, config.flip).to(images.device, non_blocking=True))
     return images
 
 
@@ -351,6 +350,13 @@ def _to_uint8(images: Tensor) -> Images:
 
 
 # ---- Geometry --------------------------------------------------------------------------------------------------------
+
+
+def draw_flips(rng: SampleRng, flip: float | Literal["alternate"]) -> Bool[Tensor, "b"]:
+    """Return True for each image to flip (see `Augmentation.flip`)."""
+    if flip == "alternate":
+        return (rng.in_epoch(0).uniform("flip") < 0.5) ^ bool(rng.epoch % 2)
+    return rng.uniform("flip") < flip
 
 
 def flip(images: Images, which: Bool[Tensor, "b"]) -> Images:

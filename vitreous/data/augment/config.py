@@ -19,8 +19,9 @@ class Augmentation:
     by an eighth of the size, then crop at random to the original size."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Range of the area of a resized crop, as a fraction of the image area."""
-    flip: float = 0.5
-    """Probability of a horizontal flip."""
+    flip: float | Literal["alternate"] = 0.5
+    """Probability of a horizontal flip. "alternate": flip a random half of the images in the first epoch, and the other
+    half in the next epoch, so that two epochs contain both versions of every image (arXiv 2404.00498)."""
     policy: Literal["none", "randaugment", "trivial", "three"] = "none"
     """"trivial": TrivialAugment (wide), one operation of random strength. "three": DeiT-III's 3-Augment, one of
     greyscale, solarize or blur; the paper combines it with colour_jitter=0.3."""
@@ -48,7 +49,10 @@ class Augmentation:
             check_real("augmentation.crop_scale", number, 0, 1)
         if not 0 < self.crop_scale[0] <= self.crop_scale[1]:
             fail("augmentation.crop_scale", self.crop_scale, SCALE)
-        check_real("augmentation.flip", self.flip, 0, 1)
+        if not isinstance(self.flip, str):
+            check_real("augmentation.flip", self.flip, 0, 1)
+        elif self.flip != "alternate":
+            fail("augmentation.flip", self.flip, "a number from 0 to 1 or 'alternate'")
         check_choice("augmentation.policy", self.policy, POLICIES)
         check_whole("augmentation.policy_layers", self.policy_layers, 1, 8)
         check_real("augmentation.policy_magnitude", self.policy_magnitude, 0, 15)
