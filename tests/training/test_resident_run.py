@@ -20,6 +20,7 @@ from vitreous.data.open import open_data
 from vitreous.data.resident import KeptImages, PackedImages, ResidentLoader, WholeImages
 from vitreous.training import Augment, TrainConfig, defaults, setup
 from vitreous.training.defaults import choose
+from vitreous.training.grouped_loader import GroupedLoader
 from vitreous.training.run import train
 from vitreous.training.setup import Job, set_up
 from vitreous.weights.io.safetensors_file import read_tensors
@@ -89,7 +90,8 @@ def test_images_are_kept_where_they_fit(photos: Path, tmp_path: Path, monkeypatc
 def test_loader_of_every_choice(
     photos: Path, tmp_path: Path, keep: str, crop: Any, loader: type, images: type | None
 ) -> None:
-    found = job_of(config_of(photos, tmp_path, keep, augment=Augment(crop=crop))).loader
+    found: Any = job_of(config_of(photos, tmp_path, keep, augment=Augment(crop=crop))).loader
+    found = found.loader if isinstance(found, GroupedLoader) else found
     assert isinstance(found, loader)
     if isinstance(found, ResidentLoader):
         assert isinstance(found.kept, images or object)

@@ -24,6 +24,7 @@ from vitreous.model.vit import ViT
 from vitreous.tasks.classify import Classify
 from vitreous.training import Augment, Distillation, Optim, TrainConfig
 from vitreous.training.defaults import choose
+from vitreous.training.grouped_loader import GroupedLoader
 from vitreous.training.setup import Job, dtype_of, set_up
 from vitreous.weights.load import load, save
 
@@ -133,7 +134,9 @@ def test_blocks_are_recomputed_only_with_the_flag(tmp_path: Path, digits: DataSe
 
 @pytest.mark.slow
 def test_arrays_reside_unless_the_workers_crop_them(tmp_path: Path, digits: DataSet) -> None:
-    assert isinstance(job(tiny(tmp_path / "run"), digits).loader, ResidentLoader)
+    resident = job(tiny(tmp_path / "run"), digits).loader
+    assert isinstance(resident, GroupedLoader)
+    assert isinstance(resident.loader, ResidentLoader)
     assert isinstance(job(tiny(tmp_path / "run", augment=Augment(crop="resized")), digits).loader, StreamLoader)
 
 

@@ -45,6 +45,7 @@ class Batch(NamedTuple):
     masks: UInt8[Tensor, "b h w"] | None = None  # indices into mask_classes, or IGNORED
     features: Float[Tensor, "b d"] | None = None  # of a frozen encoder, instead of images (training/cached_head.py)
     targets: Shaped[Tensor, "b k"] | None = None  # as `Source.targets`, on the CPU
+    inputs: tuple[Tensor, ...] | None = None  # of the loss, if they are computed already (training/grouped_loader.py)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy images, labels and masks to a device."""

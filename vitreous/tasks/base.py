@@ -231,7 +231,10 @@ class Task(ABC):
         return None
 
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return the inputs of `loss` on the device: normalised images first and image weights [b] last."""
+        """Return the inputs of `loss` on the device: normalised images first and image weights [b] last.
+
+        Built-in tasks may be called with several batches of an epoch at once (training/grouped_loader.py).
+        """
         images = augment(batch.images, SampleRng(self.config.seed, batch.epoch, batch.keys), self.augmentation)
         return normalise(images, self.model.config.preprocessing), batch.labels, (batch.labels >= 0).float()
 

@@ -342,7 +342,7 @@ class Stepper:
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the gradients of a batch. Return the summed loss, the summed metric and the number of images."""
-        inputs = self.task.prepare(batch)
+        inputs = self.task.prepare(batch) if batch.inputs is None else batch.inputs
         count = inputs[-1].sum()
         # Sum over all processes, so that every image has the same weight. DDP averages gradients, hence world.size.
         total = self.world.sum(count.clone()).clamp(min=1)

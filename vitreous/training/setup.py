@@ -60,6 +60,7 @@ from vitreous.training.compiling import (
     suits_graphs,
 )
 from vitreous.training.ddp_fsdp import parallelise
+from vitreous.training.grouped_loader import GroupedLoader, group_size
 from vitreous.training.lda_head import LdaHead
 from vitreous.training.optimizer_step import Ema, Stepper, add_lora, build_optimizers
 from vitreous.training.progress import PhaseTimer, ProgressDisplay, counted
@@ -189,8 +190,12 @@ def set_up(
         if loader is None:
             progress = counted if world.first else lambda items, *_: items
             loader = train_loader(reader, config, place, world.device, progress)
+        resident = isinstance(loader, ResidentLoader)
         if data.train.targets is not None:
             loader = TargetLoader(loader, data.train)
+        group = group_size(place.batch_size // world.size, model.config.image_size)
+        if resident and not custom and group > 1:
+            loader = GroupedLoader(loader, task.prepare, steps_per_epoch, group)
     state = State(model, module, optimizers, ema, scaler)
     job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases, trackers)
     return compile_step(job, called_once=not custom)
