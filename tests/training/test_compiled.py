@@ -262,6 +262,7 @@ def test_compiled_run_has_the_same_losses(task: str, accumulate: int, tmp_path: 
     [
         {},
         {"dropout": 0.0},  # fused kernels
+        {"progressive": 0.7},  # a graph for each image size
         {"precision": "fp32"},
         {"precision": "fp16"},
         {"task": "segment", "data": "shapes"},

@@ -220,6 +220,11 @@ class Task(ABC):
         """Compute what the loss needs to know about the training data, such as the class frequencies."""
         return
 
+    @property
+    def first_epochs(self) -> Sequence[int]:
+        """The first epoch of every image size in training, counted from 0."""
+        return (0,)
+
     def train_loader(
         self, data: DataSet, world: World, batch_slice: BatchSlice, precision: torch.dtype
     ) -> TrainLoader | None:

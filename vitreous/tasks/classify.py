@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from vitreous.common.checks import BadValue
+from vitreous.common.checks import BadValue, fail
 from vitreous.common.progress import Report, silent
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
@@ -63,6 +63,7 @@ from vitreous.tasks.classification_metrics import (
     fit_familiarity,
 )
 from vitreous.tasks.config import Augment, Distillation, TrainConfig
+from vitreous.tasks.progressive import Progressive, resize
 from vitreous.weights.load import Checkpoint
 
 MISTAKES = 24
@@ -78,7 +79,7 @@ class Classify(Task):
     metric = "top1"
     train_metric: ClassVar[str | None] = "top1"
     complete_checkpoint = calibrates = lora = True
-    options = frozenset({"smoothing", "balance", "flip_test", "mixup", "cutmix", *vars(Distillation())}) - {
+    options = frozenset({"smoothing", "balance", "progressive", "flip_test", "mixup", "cutmix", *vars(Distillation())}) - {
         "teacher_size"
     }
     next_steps: ClassVar[tuple[str, ...]] = (
@@ -91,10 +92,17 @@ class Classify(Task):
         super().__init__(config, model)
         self.logit_adjustment: Tensor | None = None
         self.teacher: Model | None = None
+        self.progressive: Progressive | None = None
         if config.distillation.teacher is not None:
             device = next(model.parameters()).device
             self.teacher = load_teacher(config.distillation.teacher, device)
             check_teacher(self.teacher, config.distillation.teacher, model)
+
+    @classmethod
+    def check(cls, config: TrainConfig) -> None:
+        super().check(config)
+        if config.progressive and config.distillation.teacher is not None:
+            fail("progressive", config.progressive, "0 with a teacher, which needs images of the full size")
 
     @classmethod
     def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
@@ -122,6 +130,11 @@ class Classify(Task):
         return self.model
 
     def use_data(self, data: DataSet) -> None:
+        if self.config.progressive:
+            assert isinstance(self.config.batch_size, int)
+            steps_per_epoch = len(data.train) // self.config.batch_size
+            epochs = self.config.epochs or (self.config.steps or 1) / steps_per_epoch
+            self.progressive = Progressive.of(self.model.config, self.config.progressive * epochs)
         if self.config.balance:
             labels = torch.from_numpy(data.train.labels)
             counts = torch.bincount(labels, minlength=len(data.train.classes)).float()
@@ -129,9 +142,15 @@ class Classify(Task):
             adjustment = self.config.balance * (counts / counts.sum()).log()
             self.logit_adjustment = adjustment.to(next(self.model.parameters()).device)
 
+    @property
+    def first_epochs(self) -> Sequence[int]:
+        return (0,) if self.progressive is None else self.progressive.first_epochs
+
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         draws = SampleRng(self.config.seed, batch.epoch, batch.keys)
         images = augment(batch.images, draws, self.augmentation)
+        if self.progressive is not None:
+            images = resize(images, self.progressive.size(batch.epoch))
         readable = batch.labels >= 0
         images, targets = mix(images, self.targets(batch), draws, self.augmentation, readable)
         return normalise(images, self.model.config.preprocessing), targets, readable.float()

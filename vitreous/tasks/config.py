@@ -275,6 +275,9 @@ class TrainConfig:
     """Dropout rate of the embedding and the hidden layers."""
     patch_dropout: float | None = None
     """Fraction of patches to drop in training."""
+    progressive: float = 0.0
+    """Progressive resizing: fraction of the epochs with smaller training images, which make steps faster. Their size
+    grows from half of the image size to the full size."""
     flip_test: bool = False
     """Average the predictions for each validation image and its mirror image."""
 
@@ -360,6 +363,7 @@ class TrainConfig:
                 check_fraction(name, getattr(self, name))
         if self.balance is not None:
             check_real("balance", self.balance, 0, 1)
+        check_real("progressive", self.progressive, 0, 1)
         if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
             raise BadValue(f"lora_rank is {self.lora_rank}, but it has no effect without --train-only lora")
         if self.train_only != "head" and self.cache_features:
@@ -386,7 +390,7 @@ class TrainConfig:
 
 
 # Task-specific options. `Task.options` lists the options that a task uses.
-TASK_OPTIONS = frozenset({"smoothing", "balance", "flip_test", "mixup", "cutmix"}).union(
+TASK_OPTIONS = frozenset({"smoothing", "balance", "progressive", "flip_test", "mixup", "cutmix"}).union(
     *(vars(group()) for group in (Distillation, Masking, Segmenting, TableTargets))
 )
 

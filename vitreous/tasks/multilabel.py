@@ -46,7 +46,7 @@ class MultiLabelTask(TargetTask):
 
     metric = "map"
     calibrates = True  # fits the thresholds
-    options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(TableTargets())})
+    options = frozenset({"smoothing", "progressive", "flip_test", "mixup", "cutmix", *vars(TableTargets())})
     losses = ("bce", "asymmetric")
     evaluation = MultiLabelEvaluation
 

@@ -32,7 +32,7 @@ class Regress(TargetTask):
 
     metric = "r2"  # does not depend on the units, unlike an error
     outputs = ("target", "targets")
-    options = frozenset({"flip_test", *vars(TableTargets())})
+    options = frozenset({"progressive", "flip_test", *vars(TableTargets())})
     losses = ("smooth-l1", "mse")  # outliers, which are common in measured numbers, would dominate squared errors
     evaluation = NumberEvaluation
 

@@ -38,7 +38,7 @@ def can_cache(config: TrainConfig, task: type[Task], encoder: ModelConfig) -> bo
         return False
     if not issubclass(task, Classify) or task not in TASKS.values():  # other tasks may override what CachedHead needs
         return False
-    if config.distillation.teacher is not None or encoder.distillation_token or config.flip_test:
+    if config.distillation.teacher is not None or encoder.distillation_token or config.flip_test or config.progressive:
         return False
     images = config.augment.on(Augmentation())
     mixed = images.colour_jitter or images.erasing or images.mixup or images.cutmix

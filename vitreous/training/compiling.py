@@ -50,27 +50,30 @@ def compiled(module: nn.Module, graphs: bool) -> nn.Module:
 
 
 class GraphedModule(nn.Module):
-    """Replays the forward and backward pass of a module as CUDA graphs, which are recorded in the first call.
+    """Replays the forward and backward pass of a module as CUDA graphs, which are recorded for every input shape.
 
-    Inputs of another shape than in the first call are passed to the module itself.
+    After the first `count` shapes, inputs of other shapes are passed to the module itself.
     """
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, count: int = 1):
         super().__init__()
-        self.module = module
-        self.shapes: list[torch.Size] = []
-        self._replay: Callable[..., Any] | None = None
+        self.module, self.count = module, count
+        self._replays: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
 
     def forward(self, *inputs: Tensor) -> Any:
-        if self._replay is None:
-            call_without_waiting(self.module, *inputs)
-            self.shapes = [tensor.shape for tensor in inputs]
-            copies = tuple(tensor.clone() for tensor in inputs)  # replaced by the inputs of every call
-            # Recording keeps nodes of the autograd graph that belong to its own stream. Autograd synchronises streams.
-            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-            self._replay = torch.cuda.make_graphed_callables(_Call(self.module), copies, allow_unused_input=True)
-            torch.cuda.empty_cache()  # the graphs have their own memory
-        return (self._replay if [tensor.shape for tensor in inputs] == self.shapes else self.module)(*inputs)
+        shapes = tuple(tensor.shape for tensor in inputs)
+        if shapes not in self._replays and len(self._replays) < self.count:
+            self._replays[shapes] = self._record(inputs)
+        return self._replays.get(shapes, self.module)(*inputs)
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
+        call_without_waiting(self.module, *inputs)
+        copies = tuple(tensor.clone() for tensor in inputs)  # replaced by the inputs of every call
+        # Recording keeps nodes of the autograd graph that belong to its own stream. Autograd synchronises streams.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        replay = torch.cuda.make_graphed_callables(_Call(self.module), copies, allow_unused_input=True)
+        torch.cuda.empty_cache()  # the graphs have their own memory
+        return replay
 
 
 class _Call(nn.Module):
@@ -95,8 +98,10 @@ def compile_blocks(blocks: Sequence[nn.Module]) -> None:
         block.compile(dynamic=False)
 
 
-def record_graphs(stepper: Stepper, rehearse: Callable[[], None]) -> str:
+def record_graphs(stepper: Stepper, rehearse: Callable[[], None], count: int = 1) -> str:
     """Use CUDA graphs for the steps, after `rehearse` has run without them. If they fail, return the reason.
+
+    `rehearse` runs a step for each of the `count` shapes of the inputs.
 
     The memory of a step remains reserved for the graphs. A step that needs much of it keeps the GPU busy anyway.
     """
@@ -104,7 +109,7 @@ def record_graphs(stepper: Stepper, rehearse: Callable[[], None]) -> str:
     if available and torch.cuda.max_memory_allocated() > GRAPH_MEMORY * torch.cuda.mem_get_info()[1]:
         return f"a step needs more than {GRAPH_MEMORY:.0%} of the memory"
     stream = torch.cuda.current_stream() if available else None
-    stepper.compiled = GraphedModule(stepper.compiled)
+    stepper.compiled = GraphedModule(stepper.compiled, count)
     if failed := _error(rehearse):
         if stream is not None:
             torch.cuda.set_stream(stream)  # a failed recording does not leave its own stream
@@ -122,15 +127,22 @@ def release_graphs(stepper: Stepper) -> None:
 
 
 def choose_compile(
-    stepper: Stepper, rehearse: Callable[[], None], steps: int, blocks: Sequence[nn.Module], graphs: bool, world: World
+    stepper: Stepper,
+    rehearse: Callable[[], None],
+    steps: int,
+    blocks: Sequence[nn.Module],
+    graphs: bool,
+    world: World,
+    count: int = 1,
 ) -> Choice:
     """Record CUDA graphs if `graphs`, and compile the blocks if that makes the run shorter.
 
-    `rehearse` runs a training step without updating weights.
+    `rehearse` runs a training step for each of the `count` shapes of the inputs, without updating weights.
     """
     rehearse()  # errors of the model itself must not be taken for errors of the compiler
-    failed = record_graphs(stepper, rehearse) if graphs else "not supported for this run"
-    seconds = max(world.gather(steps * seconds_per_step(rehearse, world.device)))  # the same choice in all processes
+    failed = record_graphs(stepper, rehearse, count) if graphs else "not supported for this run"
+    seconds = steps / count * seconds_per_step(rehearse, world.device)
+    seconds = max(world.gather(seconds))  # the same choice in all processes
     value: str | bool = False if failed else "graphs"
     reason = f"without compiling, all steps together take about {roughly(seconds)}"
     if blocks and seconds * (1 - 1 / SPEED_UP) >= COMPILE_SECONDS:
@@ -144,7 +156,7 @@ def choose_compile(
         else:
             value = "blocks"
         if not failed:
-            failed = record_graphs(stepper, rehearse)
+            failed = record_graphs(stepper, rehearse, count)
     return Choice("compile", value, f"{reason}; no CUDA graphs: {failed}" if failed else reason)
 
 

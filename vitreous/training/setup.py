@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import math
 import os
 from collections.abc import Iterable
@@ -213,19 +212,25 @@ def compile_step(job: Job, called_once: bool) -> Job:
     automatic = config.compile is None and world.device.type == "cuda" and job.task.long_steps
     if not automatic and not config.compile:
         return dataclasses.replace(job, config=dataclasses.replace(config, compile=False))
-    rehearse = functools.partial(stepper.rehearse, next(iter(job.loader.batches(0, 1))))
+    firsts = [epoch * job.steps_per_epoch for epoch in job.task.first_epochs]
+    batches = [next(iter(job.loader.batches(step, step + 1))) for step in firsts if step < job.total_steps]
+
+    def rehearse() -> None:
+        for batch in batches:
+            stepper.rehearse(batch)
+
     graphs = suits_graphs(config, world, called_once)
     with job.phases("compile"):
         if automatic:
             supported = () if config.parallel == "fsdp" or kernels.scope == "blocks" else blocks
-            choice = choose_compile(stepper, rehearse, job.total_steps, supported, graphs, world)
+            choice = choose_compile(stepper, rehearse, job.total_steps, supported, graphs, world, len(batches))
             config = dataclasses.replace(config, compile=choice.value)
             job.notes.append(f"compile = {choice.value} ({choice.reason})")
         elif config.compile in ("blocks", "graphs"):
             if config.compile == "blocks":
                 compile_blocks(blocks)
             rehearse()
-            failed = record_graphs(stepper, rehearse) if graphs else "not supported for this run"
+            failed = record_graphs(stepper, rehearse, len(batches)) if graphs else "not supported for this run"
             if failed and (graphs or config.compile == "graphs"):
                 job.notes.append(f"no CUDA graphs: {failed}")
         else:
