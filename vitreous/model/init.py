@@ -1,8 +1,15 @@
-"""Initialisation as in the paper's code: Xavier for linear layers, LeCun for convolutions, zeros for biases."""
+"""Initialisation as in the paper's code: Xavier for linear layers, LeCun for convolutions, zeros for biases.
+
+n: patches; p: pixels of a patch, over all channels.
+"""
 
 import math
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+
+WHITENED = 0.01  # added to the variances before whitening, as a fraction of their mean, to limit noise
 
 
 def xavier_(linear: nn.Linear, parts: int = 1) -> nn.Linear:
@@ -19,6 +26,26 @@ def lecun_normal_(conv: nn.Conv2d) -> nn.Conv2d:
     nn.init.normal_(conv.weight, std=1 / math.sqrt(fan_in))
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)
+    return conv
+
+
+@torch.no_grad()
+def whiten_(conv: nn.Conv2d, mean: Float[Tensor, "p"], covariance: Float[Tensor, "p p"]) -> nn.Conv2d:
+    """Initialise a projection of patches so that its outputs are uncorrelated and have mean 0 and variance 1.
+
+    `mean` and `covariance` are those of the patches. The principal components of the patches are scaled to variance 1,
+    then rotated at random, so that each output depends on all of them. If there are more outputs than pixels, only the
+    variance of the outputs in every direction that they can have is equal.
+    """
+    width, rank = conv.weight.shape[0], min(conv.weight.shape[0], len(mean))
+    variances, directions = torch.linalg.eigh(covariance.double().cpu())  # in ascending order
+    variances, directions = variances[-rank:], directions[:, -rank:]
+    scaled = directions / (variances + WHITENED * variances.mean()).sqrt()
+    rotation = nn.init.orthogonal_(torch.empty(width, rank, dtype=torch.float64)) * math.sqrt(width / rank)
+    weight = rotation @ scaled.T
+    conv.weight.copy_(weight.view_as(conv.weight))
+    if conv.bias is not None:
+        conv.bias.copy_(-weight @ mean.double().cpu())
     return conv
 
 

@@ -68,6 +68,10 @@ class PatchEmbedding(nn.Module):
         patches = cut(images, self.patch_size)
         return self.project(patches if keep_indices is None else pick(patches, keep_indices)), grid
 
+    def pixels(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n cpp"]:
+        """Return the input of the projection for all patches."""
+        return self.pixel_norm(cut(self._fit(images), self.patch_size))
+
     def project(self, patches: Float[Tensor, "b n cpp"]) -> Float[Tensor, "b n d"]:
         return self.norm(self.projection(self.pixel_norm(patches)))
 

@@ -21,6 +21,7 @@ from vitreous.model.familiarity import Familiarity
 from vitreous.model.fused_encoder import Kernels
 from vitreous.model.heads import build_head, copy_rows
 from vitreous.model.options import LinearHead
+from vitreous.model.patch import PatchEmbedding
 from vitreous.model.pooling import Pooling
 from vitreous.model.position import PositionEmbedding
 from vitreous.model.tokens import Features, Layout
@@ -63,6 +64,11 @@ class Model(nn.Module):
     def image_filters(self) -> tuple[Float[Tensor, "k c ph pw"], str]:
         """Filters that the first layer applies to the image, and the name of this layer."""
         raise UnsupportedModel(f"the model has no image filters: it is a {self.config.summary}")
+
+    @property
+    def patch_embedding(self) -> PatchEmbedding:
+        """Projection of the patches of the image."""
+        raise UnsupportedModel(f"the model does not project patches of the image: it is a {self.config.summary}")
 
     @property
     def positions(self) -> PositionEmbedding:

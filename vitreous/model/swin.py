@@ -446,6 +446,10 @@ class Swin(Model):
         return self.patches.projection.weight, "the patch embedding"
 
     @property
+    def patch_embedding(self) -> PatchEmbedding:
+        return self.patches
+
+    @property
     def positions(self) -> PositionEmbedding:
         """Relative positions in a window of the first block."""
         return WindowPosition(cast(SwinBlock, self.blocks[0]).attention.position)

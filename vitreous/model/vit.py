@@ -125,6 +125,10 @@ class ViT(Model):
         return (self.stem, self.patches, self.prefix, self.position, self.pre_norm)
 
     @property
+    def patch_embedding(self) -> PatchEmbedding:
+        return super().patch_embedding if self.config.stem is not None else self.patches
+
+    @property
     def positions(self) -> PositionEmbedding:
         return self.position
 

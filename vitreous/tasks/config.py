@@ -278,6 +278,8 @@ class TrainConfig:
     progressive: float = 0.0
     """Progressive resizing: fraction of the epochs with smaller training images, which make steps faster. Their size
     grows from half of the image size to the full size."""
+    whiten: bool = False
+    """Initialise the patch embedding so that its outputs are uncorrelated on the training images."""
     flip_test: bool = False
     """Average the predictions for each validation image and its mirror image."""
 
@@ -364,6 +366,8 @@ class TrainConfig:
         if self.balance is not None:
             check_real("balance", self.balance, 0, 1)
         check_real("progressive", self.progressive, 0, 1)
+        if self.whiten and self.init is not None:
+            fail("whiten", self.whiten, "False with --init, which contains a trained patch embedding")
         if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
             raise BadValue(f"lora_rank is {self.lora_rank}, but it has no effect without --train-only lora")
         if self.train_only != "head" and self.cache_features:

@@ -38,7 +38,7 @@ from vitreous.data.resident import (
     read_images,
     sampled_sizes,
 )
-from vitreous.data.sources.base import DataSet, Source
+from vitreous.data.sources.base import DataSet, Source, Subset
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks.all_tasks import TASKS
 from vitreous.tasks.base import Results, Task, open_init
@@ -64,6 +64,7 @@ from vitreous.training.lda_head import LdaHead
 from vitreous.training.optimizer_step import Ema, Stepper, add_lora, build_optimizers
 from vitreous.training.progress import PhaseTimer, ProgressDisplay, counted
 from vitreous.training.trackers import Trackers
+from vitreous.training.whitening import IMAGES, whiten_patches
 from vitreous.weights.io.safetensors_file import copy_to_memory
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import check_not_swapped
@@ -151,7 +152,10 @@ def set_up(
     trackers = Trackers(config)  # raises if a package is missing
 
     torch.manual_seed(config.seed)
-    model = task_class.build_model(config, data, init or open_init(config)).to(world.device)
+    model = task_class.build_model(config, data, init or open_init(config))
+    if config.whiten:
+        whiten_patches(model.backbone, some_images(data.train, model.config))
+    model = model.to(world.device)
     if config.value_range is not None:
         how = dataclasses.replace(model.config.preprocessing, value_range=config.value_range)
         for part in (model, model.backbone):
@@ -293,6 +297,13 @@ def train_reader(
     exact_from = 0 if config.decode == "auto" and config.keep_images in ("gpu", "memory") else exact_from
     form = model.image_size, model.channels, model.preprocessing
     return Reader(source, *form, augmentation, config.seed, masks=masks, exact_from=exact_from)
+
+
+def some_images(source: Source, model: ModelConfig) -> Iterable[Batch]:
+    """Read evenly spaced images for `whiten_patches`."""
+    indices = np.linspace(0, len(source) - 1, min(IMAGES, len(source))).astype(int)
+    reader = Reader(Subset(source, indices), model.image_size, model.channels, model.preprocessing)
+    return read_images(reader, decoding_threads(source))
 
 
 def train_loader(

@@ -1,0 +1,88 @@
+"""Whitening makes the outputs of the patch embedding uncorrelated on training images."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from train_runs import tiny
+from vitreous.common.checks import BadValue
+from vitreous.common.distributed import World
+from vitreous.data.open import open_data
+from vitreous.model.build import build
+from vitreous.model.init import WHITENED, whiten_
+from vitreous.model.inputs import normalise
+from vitreous.model.presets import configure
+from vitreous.model.protocol import UnsupportedModel
+from vitreous.tasks.config import TrainConfig
+from vitreous.training.defaults import choose
+from vitreous.training.setup import set_up, some_images
+from vitreous.training.whitening import moments, whiten_patches
+
+
+def correlated(count: int, pixels: int) -> Tensor:
+    """Return rows with a full covariance matrix and a mean that is not 0."""
+    mixing = torch.randn(pixels, pixels, dtype=torch.float64)
+    return torch.randn(count, pixels, dtype=torch.float64) @ mixing + torch.randn(pixels, dtype=torch.float64)
+
+
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**31))
+@settings(max_examples=20, deadline=None)
+def test_covariance_of_the_outputs(width: int, channels: int, patch: int, seed: int) -> None:
+    """It is the identity for as many outputs as principal components, apart from the limit for small variances."""
+    torch.manual_seed(seed)
+    conv = nn.Conv2d(channels, width, patch, stride=patch).double()
+    rows = correlated(500, pixels := channels * patch**2)
+    whiten_(conv, *moments([rows]))
+    outputs = rows @ conv.weight.flatten(1).T + conv.bias
+    assert outputs.mean(0).abs().max() < 1e-8
+    rank = min(width, pixels)
+    largest = torch.linalg.eigvalsh(rows.T.cov(correction=0).reshape(pixels, pixels))[-rank:]
+    expected = largest / (largest + WHITENED * largest.mean()) * width / rank
+    found = torch.linalg.eigvalsh(outputs.T.cov(correction=0).reshape(width, width))
+    torch.testing.assert_close(found[-rank:], expected.sort().values)
+    assert found[:-rank].abs().max() < 1e-8 if width > rank else True
+    assert (expected[len(expected) // 2 :] > 0.9 * width / rank).all()
+
+
+def test_moments_of_parts_are_those_of_all_rows() -> None:
+    rows = correlated(300, 7)
+    mean, covariance = moments(rows.split(64))
+    torch.testing.assert_close(mean, rows.mean(0))
+    torch.testing.assert_close(covariance, rows.T.cov(correction=0))
+
+
+@pytest.mark.parametrize("preset", ["ViT-Ti/4", "Swin-Ti/4"])
+def test_trained_model_starts_with_white_patches(preset: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    pixels = (np.repeat(np.repeat(coarse, 4, 1), 4, 2) // 2 + rng.integers(0, 128, (40, 32, 32, 3))).astype(np.uint8)
+    labels = np.arange(40) % 2
+    np.savez(tmp_path / "smooth.npz", x_train=pixels, y_train=labels, x_test=pixels, y_test=labels)
+    data = open_data(str(tmp_path / "smooth.npz"))
+    overrides: dict[str, Any] = {"depth": 1, "width": 16, "num_heads": 2, "mlp_width": 8}
+    if preset.startswith("Swin"):
+        overrides = {"width": 16, "depths": (1,), "stage_heads": (2,), "window": (4, 4)}
+    fields = {"data": tmp_path / "smooth.npz", "model": preset, "overrides": overrides, "image_size": (32,)}
+    config = tiny(tmp_path / "run", **fields, whiten=True, batch_size=8, dropout=None)
+    model = set_up(choose(config, data, "cpu").config, data, World(0, 1, torch.device("cpu"))).state.model
+    images = torch.cat([batch.images for batch in some_images(data.train, model.config)])
+    patches, _ = model.patch_embedding(normalise(images / 255, model.config.preprocessing))
+    outputs = patches.flatten(0, 1).double()
+    assert outputs.mean(0).abs().max() < 1e-3
+    torch.testing.assert_close(outputs.T.cov(correction=0), torch.eye(16).double(), atol=0.1, rtol=0)
+
+
+def test_unsuitable_settings_are_rejected() -> None:
+    with pytest.raises(BadValue, match="whiten is True, but must be False with --init"):
+        TrainConfig(data="digits", init="dinov2-s", whiten=True).check()
+    for preset in ("BiT-R50x1", "R50+ViT-B/16"):
+        with torch.device("meta"):
+            model = build(configure(preset))
+        with pytest.raises(UnsupportedModel, match="does not project patches"):
+            whiten_patches(model, [])
