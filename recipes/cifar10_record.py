@@ -25,6 +25,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -43,9 +44,11 @@ from vitreous.tasks.config import typed_overrides, with_fields
 from vitreous.training import Augment, Optim, TrainConfig
 
 if TYPE_CHECKING:
+    from vitreous.model.protocol import ModelConfig
     from vitreous.training.setup import Job
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 LAST = 10**6  # epochs between evaluations: only after the last step
 MEASURED = 40  # steps to measure the speed of a variant, for every image size
@@ -185,7 +188,7 @@ def configured(options: Options, seed: int = 0, **changes: Any) -> TrainConfig:
     """Return the settings that the options describe. `changes` take precedence."""
     fields = parse_fields(options.set)
     fields |= changes | {"overrides": fields.get("overrides", {}) | changes.get("overrides", {})}
-    where = {"data": options.data, "data_root": options.data_root, "device": options.device}
+    where: dict[str, Any] = {"data": options.data, "data_root": options.data_root, "device": options.device}
     settings = dataclasses.replace(config(options.goal, seed, **fields), **where)
     return dataclasses.replace(settings, overrides=typed_overrides(settings.overrides))
 
@@ -199,6 +202,7 @@ def run(settings: TrainConfig) -> Result:
 
     import vitreous
     from vitreous.training.run_folder import METRICS, read_config, resumed_config
+    from vitreous.weights.native import load_folder
 
     assert settings.out is not None
     folder = Path(settings.out)
@@ -223,33 +227,32 @@ def run(settings: TrainConfig) -> Result:
         phases["evaluation"],
         phases["compile"],
         speed,
-        flops(complete, folder) * speed / peak if peak else None,
+        flops(complete, load_folder(folder / "best").config) * speed / peak if peak else None,
     )
 
 
-def flops(settings: TrainConfig, folder: Path) -> float:
+def flops(settings: TrainConfig, model: "ModelConfig") -> float:
     """Return the mean number of operations to train on an image. A backward pass has twice those of a forward pass."""
     from vitreous.model.cost import cost
     from vitreous.tasks.progressive import Progressive
-    from vitreous.weights.native import load_folder
 
-    model, epochs = load_folder(folder / "best").config, settings.epochs or 1
-    sizes = Progressive.of(model, settings.progressive * epochs)
-    used = [model.resized(sizes.size(epoch)) for epoch in range(math.ceil(epochs))]
-    each = {shape.image_size: cost(shape).flops for shape in used}
-    return 3 * mean(each[shape.image_size] for shape in used) * (1 - (settings.patch_dropout or 0))
+    epochs = settings.epochs or 1
+    schedule = Progressive.of(model, settings.progressive * epochs)
+    sizes = Counter(schedule.size(epoch) for epoch in range(math.ceil(epochs)))
+    total = sum(count * cost(model.resized(size)).flops for size, count in sizes.items())
+    return 3 * total / sizes.total() * (1 - (settings.patch_dropout or 0))
 
 
 def runs(options: Options) -> list[Result]:
     """Train and evaluate with every seed."""
-    name = f"{options.goal}-{Path(options.data).stem}"
+    name = f"{options.goal}-{Path(options.data).stem}" + ("-shared" if options.parallel > 1 else "")
     todo = [
         dataclasses.replace(configured(options, seed), out=options.out / f"{name}-{seed}")
         for seed in range(options.seeds)
     ]
     results = list(each_of(run, todo, options.parallel))
     if options.parallel > 1:
-        untimed = dict.fromkeys(
+        untimed: dict[str, Any] = dict.fromkeys(
             ("training_seconds", "evaluation_seconds", "compile_seconds", "images_per_second", "mfu")
         )
         results = [dataclasses.replace(result, **untimed) for result in results]
@@ -381,13 +384,13 @@ def wait(job: "Job") -> None:
 def job_of(settings: TrainConfig) -> Iterator["Job"]:
     """Prepare a run that holds out every tenth training image."""
     from vitreous.common.distributed import world
-    from vitreous.data import open_data
     from vitreous.data.sources.base import Subset
+    from vitreous.tasks.classify import Classify
     from vitreous.training.compiling import release_graphs
     from vitreous.training.defaults import choose
     from vitreous.training.setup import set_up
 
-    data = open_data(str(settings.data), root=settings.data_root)
+    data = Classify.open_data(settings, None)
     held_out = np.arange(len(data.train)) % 10 == 0
     train, val = (Subset(data.train, np.flatnonzero(which)) for which in (~held_out, held_out))
     data = dataclasses.replace(data, train=train, val=val, test=None)

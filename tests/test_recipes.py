@@ -1,5 +1,6 @@
 """The recipe for a CIFAR-10 record: its models are plain, and its runs and sweeps work on a few images."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from recipes import cifar10_record
 from recipes.cifar10_record import GOALS, VARIANTS, Options, configured
 from train_runs import skip_report
 from vitreous.model.build import build
+from vitreous.model.cost import cost
 from vitreous.model.presets import configure
+from vitreous.tasks.config import TrainConfig
 
 TINY = (
     'overrides={"width": 16, "depth": 1, "num_heads": 1, "mlp_width": 16, "position": {"kind": "NoPosition"}}',
@@ -85,6 +88,16 @@ def test_sweep_ranks_variants(images: Path, tmp_path: Path, monkeypatch: pytest.
     assert [(trial.variant, trial.seed) for trial in trials[2:]] == [(best, 1)]
     assert all(trial.epochs > 0 and trial.milliseconds > 0 for trial in trials)
     assert len(json.loads((tmp_path / "sweep-94-noise.json").read_text())["results"]) == 3
+
+
+def test_operations_of_a_run() -> None:
+    model = configure("ViT-Lite-7/4", 10, (32, 32))
+    each = {side: 3 * cost(model.resized((side, side))).flops for side in (16, 20, 24, 28, 32)}
+    settings = TrainConfig(epochs=8)
+    assert cifar10_record.flops(settings, model) == each[32]
+    halves = cifar10_record.flops(dataclasses.replace(settings, progressive=0.5), model)
+    assert halves == pytest.approx((each[16] + each[20] + each[24] + each[28] + 4 * each[32]) / 8)
+    assert cifar10_record.flops(dataclasses.replace(settings, patch_dropout=0.25), model) == 0.75 * each[32]
 
 
 def test_unknown_variants_are_rejected() -> None:

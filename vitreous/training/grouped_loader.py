@@ -6,6 +6,7 @@ of an image do not depend on its batch, so the images are the same as if each ba
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,8 +50,8 @@ class GroupedLoader:
                 step += 1
 
     def _prepared(self, group: list[Batch]) -> Iterator[Batch]:
-        tensors = [name for name, value in group[0]._asdict().items() if isinstance(value, Tensor)]
-        joined = group[0]._replace(**{name: torch.cat([getattr(batch, name) for batch in group]) for name in tensors})
-        inputs = [tensor.chunk(len(group)) for tensor in self.prepare(joined)]
+        names = [name for name, value in group[0]._asdict().items() if isinstance(value, Tensor)]
+        tensors: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in group]) for name in names}
+        inputs = [tensor.chunk(len(group)) for tensor in self.prepare(group[0]._replace(**tensors))]
         for batch, *own in zip(group, *inputs, strict=True):
             yield batch._replace(inputs=tuple(own))
