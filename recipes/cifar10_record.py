@@ -288,7 +288,7 @@ def sweep(options: Options) -> list[Trial]:
     assert options.sweep is not None
     seconds, names = options.seconds or GOALS[options.goal].seconds, options.variants or tuple(VARIANTS)
     if unknown := set(names) - VARIANTS.keys():
-        raise ValueError(f"variants must be among {', '.join(VARIANTS)}; got {', '.join(unknown)}")
+        raise ValueError(f"variants must be among {'; '.join(VARIANTS)}, got {'; '.join(unknown)}")
     deadline = time.monotonic() + options.sweep - (seconds if options.parallel == 1 else 0)
     speeds: dict[str, float] = {}
     for name in names:
