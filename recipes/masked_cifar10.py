@@ -173,13 +173,6 @@ def main(options: Options) -> list[Result]:
 
 
 if __name__ == "__main__":
-    from vitreous.cli.main import exit_with_error
-    from vitreous.training.run import Interrupted
+    from vitreous.cli.main import run_recipes
 
-    try:
-        main(tyro.cli(Options, description=__doc__))
-    except Interrupted as stop:
-        print(f"{stop}, or repeat this command", file=sys.stderr)
-        sys.exit(128 + stop.signal_number)
-    except (ValueError, OSError) as error:
-        exit_with_error(error)
+    run_recipes(lambda: main(tyro.cli(Options, description=__doc__)))

@@ -119,6 +119,19 @@ def train_recipe(config: TrainConfig) -> None:
         exit_with_error(error)
 
 
+def run_recipes(script: Callable[[], object]) -> None:
+    """Call the main function of a recipe that consists of several runs. Its errors end the program with one line."""
+    from vitreous.training.run import Interrupted
+
+    try:
+        script()
+    except Interrupted as stop:
+        print(f"{stop}, or repeat this command", file=sys.stderr)
+        sys.exit(128 + stop.signal_number)
+    except (ValueError, OSError) as error:
+        exit_with_error(error)
+
+
 # ---- Arguments -------------------------------------------------------------------------------------------------------
 
 
