@@ -15,7 +15,6 @@ Cost:     not measured yet
 If the command is repeated, it resumes an interrupted training run and skips a finished one.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +25,10 @@ from benchmarks.publish_table import publish
 from recipes.masked_cifar10 import finished
 from recipes.probes import Options as ProbeOptions
 from recipes.probes import Row, control, probe, table
-from vitreous.cli.main import exit_with_error
+from vitreous.cli.main import run_recipes
 from vitreous.common.atomic_files import atomic_folder
 from vitreous.data.open import open_data
 from vitreous.training import Augment, Distillation, Optim, TrainConfig
-from vitreous.training.run import Interrupted
 from vitreous.weights.load import load_encoder
 
 
@@ -138,10 +136,4 @@ def main(options: Options) -> Result:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Options, description=__doc__))
-    except Interrupted as stop:
-        print(f"{stop}, or repeat this command", file=sys.stderr)
-        sys.exit(128 + stop.signal_number)
-    except (ValueError, OSError) as error:
-        exit_with_error(error)
+    run_recipes(lambda: main(tyro.cli(Options, description=__doc__)))

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import vitreous
 from train_runs import tiny
 from vitreous.common.distributed import World
 from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
-from vitreous.training import Augment
+from vitreous.data.resident import ResidentLoader
+from vitreous.training import Augment, Distillation
 from vitreous.training.defaults import choose
 from vitreous.training.grouped_loader import GroupedLoader, group_size
 from vitreous.training.setup import Job, set_up
@@ -37,7 +39,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def job_of(folder: Path, **changes: Any) -> Job:
     model = {"patch_size": 8, "width": 16, "mlp_width": 16, "depth": 1, "num_heads": 1}
     fields = {"data": folder / "noise.npz", "overrides": model, "image_size": (16,), "batch_size": 8, "steps": 15}
-    config = tiny(folder / "run", **fields | changes)
+    config = tiny(**{"out": folder / "run"} | fields | changes)
     data = open_data(str(config.data))
     return set_up(choose(config, data, "cpu").config, data, World(0, 1, torch.device("cpu")))
 
@@ -79,6 +81,16 @@ def test_groups_do_not_depend_on_the_first_step(job: Job) -> None:
         list(loader.batches(start, 15))
         assert groups == whole[-len(groups) :]
         assert len(groups) == 9 - (start // 5 * 3 + start % 5 // 2)
+
+
+def test_teacher_sees_single_batches(job: Job, tmp_path: Path) -> None:
+    """Its outputs for a group could need too much memory."""
+    vitreous.save(job.state.model, tmp_path / "teacher")
+    teacher = Distillation(teacher=tmp_path / "teacher")
+    plain = Augment(crop="none", flip=0.0)
+    folder = Path(job.config.data).parent
+    distilling = job_of(folder, task="distil", distillation=teacher, augment=plain, out=tmp_path / "run")
+    assert isinstance(distilling.loader, ResidentLoader)
 
 
 def test_large_or_odd_batches_are_not_grouped(tmp_path: Path, job: Job) -> None:

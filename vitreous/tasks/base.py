@@ -114,6 +114,7 @@ class Task(ABC):
     calibrates: ClassVar[bool] = False  # True if `calibrate` can calibrate the best checkpoint
     closed_form: ClassVar[bool] = False  # True if `solve` computes the weights without training steps
     long_steps: ClassVar[bool] = True  # False if steps are too short to be compiled by default
+    prepares_groups: ClassVar[bool] = True  # False if `prepare` needs much memory, e.g. for the outputs of a teacher
     labelled: ClassVar[bool] = True  # False if the task needs no labels
     outputs: ClassVar[tuple[str, str]] = ("class", "classes")  # words for one output and for several
     masks: ClassVar[bool] = False  # True if batches contain masks
@@ -238,7 +239,7 @@ class Task(ABC):
     def prepare(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the inputs of `loss` on the device: normalised images first and image weights [b] last.
 
-        Built-in tasks may be called with several batches of an epoch at once (training/grouped_loader.py).
+        Built-in tasks with `prepares_groups` may get several batches of an epoch at once (training/grouped_loader.py).
         """
         images = augment(batch.images, SampleRng(self.config.seed, batch.epoch, batch.keys), self.augmentation)
         return normalise(images, self.model.config.preprocessing), batch.labels, (batch.labels >= 0).float()

@@ -79,9 +79,9 @@ class Classify(Task):
     metric = "top1"
     train_metric: ClassVar[str | None] = "top1"
     complete_checkpoint = calibrates = lora = True
-    options = frozenset({"smoothing", "balance", "progressive", "flip_test", "mixup", "cutmix", *vars(Distillation())}) - {
-        "teacher_size"
-    }
+    options = frozenset(
+        {"smoothing", "balance", "progressive", "flip_test", "mixup", "cutmix", *vars(Distillation())}
+    ) - {"teacher_size"}
     next_steps: ClassVar[tuple[str, ...]] = (
         "vitreous predict {best} {image}",
         "vitreous eval {best} --data {data}",

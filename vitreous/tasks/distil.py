@@ -40,6 +40,7 @@ BETA = 2.0  # errors above this value count linearly; normalised features have a
 class Distil(Unlabelled):
     """Distillation of the pooled and patch features of any model into any other model."""
 
+    prepares_groups = False
     options = frozenset({"teacher", "teacher_size", "mixup", "cutmix"})
 
     def __init__(self, config: TrainConfig, model: Model):

@@ -197,7 +197,7 @@ def set_up(
         if data.train.targets is not None:
             loader = TargetLoader(loader, data.train)
         group = group_size(place.batch_size // world.size, model.config.image_size)
-        if resident and not custom and group > 1:
+        if resident and not custom and task.prepares_groups and group > 1:
             loader = GroupedLoader(loader, task.prepare, steps_per_epoch, group)
     state = State(model, module, optimizers, ema, scaler)
     job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases, trackers)
