@@ -22,7 +22,7 @@ import tyro
 from PIL import Image
 
 from benchmarks.publish_table import publish
-from recipes.masked_cifar10 import finished
+from recipes.finished_run import finished
 from recipes.probes import Options as ProbeOptions
 from recipes.probes import Row, control, probe, table
 from vitreous.cli.main import run_recipes

@@ -23,7 +23,6 @@ interrupted ones.
 
 import dataclasses
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
