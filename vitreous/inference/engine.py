@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -34,12 +34,14 @@ from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import ValueRange, pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
+from vitreous.inference.cpu_backends import NAMES, Backend, CpuFunction, check_backend
 from vitreous.model.base_config import Task
 from vitreous.model.calibration import UNKNOWN
 from vitreous.model.inputs import normalise
 from vitreous.model.options import MultiLabel, Numbers, OutputConfig, Preprocessing, SingleLabel
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.top_labels import Label, class_names
+from vitreous.weights.native import int8_scales
 
 if TYPE_CHECKING:
     from vitreous.model.cost import Cost
@@ -193,10 +195,12 @@ class Throughput(NamedTuple):
 
 # ---- Engine ----------------------------------------------------------------------------------------------------------
 
-Precision = Literal["fp32", "bf16", "auto"]
+Precision = Literal["fp32", "bf16", "int8", "auto"]
+STREAM = 1000  # assumed number of images if it is unknown
 NOT_A_NUMBER = "the model's output contains NaN or infinity"
 P = ParamSpec("P")
 T = TypeVar("T")
+Output = TypeVar("Output", bound=Tensor | tuple[Tensor, ...])
 _PILLOW = threading.Lock()
 
 
@@ -225,14 +229,20 @@ class Engine(ABC):
     columns: Columns | None = None  # columns of a table of predictions; None if predictions are masks
 
     def __init__(
-        self, model: Model, device: str | torch.device | None, precision: Precision, batch_size: int, workers: int
+        self,
+        model: Model,
+        device: str | torch.device | None,
+        precision: Precision,
+        batch_size: int,
+        workers: int,
+        backend: Backend = "auto",
     ):
         config = getattr(model, "config", None)
         if not isinstance(config, ModelConfig) or config.task not in self.tasks:
             hint = f"; use {config.output_kind.predictor}" if isinstance(config, ModelConfig) else ""
             hint = "; load it first: vitreous.load(path)" if isinstance(model, str | os.PathLike) else hint
             raise TypeError(f"{type(self).__name__} takes {self.takes}, got {type(model).__name__}{hint}")
-        check_choice("precision", precision, ("fp32", "bf16", "auto"))
+        check_choice("precision", precision, get_args(Precision))
         check_whole("batch_size", batch_size, 1, 2**20)
         check_whole("workers", workers, 0, 2**10)
         if config.channels not in (1, 3):
@@ -240,7 +250,12 @@ class Engine(ABC):
         self.device = choose_device(device, next(model.parameters()).device)
         check_memory(config, self.device)
         self.dtype = choose_dtype(precision, self.device)
+        self.precision = precision if precision == "int8" else "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        check_backend(backend, self.precision, self.device)
         self.model, self.config = placed(model, self.device, self.dtype), config
+        # In int8, the model itself remains in float32 for explanations.
+        self.network = int8_scales(model).applied(self.model) if precision == "int8" else self.model
+        self.backend, self.functions, self.expected = backend, list[CpuFunction[Any]](), 0
         self.batch_size, self.workers, self.labels = batch_size, workers, class_names(config)
         self.throughput = Throughput(0, 0.0)
 
@@ -252,6 +267,22 @@ class Engine(ABC):
     def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
         """Decode an image for the model. Called in worker threads."""
 
+    @property
+    def where(self) -> str:
+        """Description of the device, the backend and the precision of the latest results."""
+        if self.device.type != "cpu":
+            return f"{self.device} ({self.precision})"
+        used = [function.description for function in self.functions if function.calls]
+        return f"cpu ({', '.join(dict.fromkeys(used)) or NAMES['torch']}, {self.precision})"
+
+    def fast(self, function: Callable[[Any, Tensor], Output]) -> Callable[[Tensor], Output]:
+        """Return a function of a batch of images in its fastest form, from a function of the model and the images."""
+        if self.device.type != "cpu":
+            return lambda images: function(self.network, images)
+        fast = CpuFunction(function, self.network, self.precision, self.backend, lambda: self.expected)
+        self.functions.append(fast)
+        return fast
+
     def run(
         self, images: Images, step: Callable[[UInt8[Tensor, "b c h w"]], list[Any]], result: Callable[..., T]
     ) -> Iterator[T]:
@@ -260,7 +291,8 @@ class Engine(ABC):
         `step` maps a batch of decoded images to the fields or the error message of each image.
         """
         started, count = time.perf_counter(), 0
-        self.model.eval()
+        self.expected += expected_count(images)
+        self.network.eval()
         try:
             for batch in self._batches(self._decoded(as_stream(images))):
                 decoded = [image for _, image in batch if isinstance(image, Tensor)]
@@ -395,6 +427,13 @@ def as_stream(images: Images) -> Iterator[Input]:
     if isinstance(images, np.ndarray):
         return iter(images if images.ndim == 4 else [images])
     return iter([images] if isinstance(images, str | os.PathLike | bytes | Image.Image | SourceImage) else images)
+
+
+def expected_count(images: Images) -> int:
+    """Return the number of images, or an estimate if it is unknown."""
+    if isinstance(images, Source | list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4):
+        return len(images)
+    return 1 if isinstance(images, str | os.PathLike | bytes | np.ndarray | Image.Image | SourceImage) else STREAM
 
 
 def name_of(image: Input, index: int) -> str:

@@ -17,7 +17,6 @@ from vitreous.common.text import clean, json_text
 from vitreous.explanation.attention_and_logit_lens import CapturedForward
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images
 from vitreous.explanation.rollout_relevance_occlusion import relevance
-from vitreous.exporting.graph import exportable
 from vitreous.exporting.metadata import unknown_below
 from vitreous.exporting.options import WebPrecision
 from vitreous.exporting.runtimes import needs
@@ -36,6 +35,7 @@ from vitreous.page import STATIC, results
 from vitreous.page.examples import load_examples, sample_paths
 from vitreous.page.model_facts import model_facts, short_name, unique_ids
 from vitreous.page.walk import global_attention
+from vitreous.runtimes.trace import exportable
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
