@@ -31,7 +31,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 64,
     device: str = "auto",
-    precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    precision: Literal["fp32", "bf16", "int8", "auto"] = "fp32",
     workers: int = 2,
     flip: bool = False,
     decode: Literal["exact", "fast"] = "exact",
@@ -60,7 +60,7 @@ def evaluate(
         seed: Seed for the held-out split and the probe. Use the value from training.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
-        precision: Compute precision.
+        precision: Compute precision. int8 is for CPUs and checkpoints with int8 scales; see `vitreous quantise`.
         workers: Number of threads that decode images.
         flip: Average the predictions for each image and its mirror image.
         decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.

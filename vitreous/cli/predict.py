@@ -18,7 +18,7 @@ def predict(
     flip: bool = False,
     batch_size: int = 32,
     device: str = "auto",
-    precision: Literal["fp32", "bf16", "auto"] = "fp32",
+    precision: Literal["fp32", "bf16", "int8", "auto"] = "fp32",
     decode: Literal["exact", "fast"] = "exact",
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
@@ -45,7 +45,7 @@ def predict(
         flip: Average the predictions for each image and its mirror image.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
-        precision: Compute precision.
+        precision: Compute precision. int8 is for CPUs and checkpoints with int8 scales; see `vitreous quantise`.
         decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
         engine: `ray` computes on a Ray cluster: the one at RAY_ADDRESS or on this machine, or else a new one here.
         workers: Processes on the Ray cluster, by default as many as fit.

@@ -75,10 +75,8 @@ def check_backend(backend: str, precision: str, device: torch.device) -> None:
         fail("backend", backend, f"auto or one of {', '.join(SUPPORTED[precision])} for {precision}")
     wanted = (backend,) if backend not in ("auto", "torch") else () if precision != "int8" else SUPPORTED["int8"]
     if wanted and all(missing(name) for name in wanted):
-        extra = EXTRAS[wanted[-1]]
-        raise ValueError(
-            f'{backend if backend != "auto" else precision} needs {missing(wanted[-1])}: pip install "vitreous[{extra}]"'
-        )
+        name, extra = precision if backend == "auto" else backend, EXTRAS[wanted[-1]]
+        raise ValueError(f'{name} needs {missing(wanted[-1])}: pip install "vitreous[{extra}]"')
 
 
 class CpuFunction(Generic[Outputs]):
@@ -181,9 +179,8 @@ class CpuFunction(Generic[Outputs]):
         }
         runs |= {"torch": lambda: self.function(self.model, images)} if "torch" in names else {}
         if not runs:
-            return self.use_torch(
-                ", ".join(f"{NAMES[name]} has an error of {error:.1e}" for name, error in wrong.items())
-            )
+            found = ", ".join(f"{NAMES[name]} {error:.1e}" for name, error in wrong.items())
+            return self.use_torch(f"the errors of others are too large: {found}")
         self.seconds = known or (measure(runs) if len(runs) > 1 else {})
         if self.seconds and not known:
             _write_times(key, self.seconds)

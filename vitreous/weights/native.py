@@ -1,7 +1,7 @@
 """Vitreous checkpoints: folders with `model.safetensors`, `config.json` and `README.md` (the model card).
 
-A calibrated checkpoint also has `familiarity.safetensors`, and a quantised one `int8.safetensors`. A head from `train --train-only lda` is stored together with
-`statistics.safetensors`, which `extend` needs.
+A calibrated checkpoint also has `familiarity.safetensors`, and a quantised one `int8.safetensors`. A head from
+`train --train-only lda` is stored together with `statistics.safetensors`, which `extend` needs.
 
 `config.json` contains everything needed to rebuild the model, preprocess images and name the classes, as well as the
 origin of the weights. Loading checks names, shapes and dtypes, builds the model on the meta device, and assigns
