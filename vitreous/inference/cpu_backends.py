@@ -7,6 +7,7 @@ To write a model for another runtime takes several seconds, which small jobs do 
 at the start of a job that, together with earlier ones, needs about as long with PyTorch.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -175,7 +176,7 @@ class CpuFunction(Generic[Outputs]):
         errors = {name: self.error(session(inputs), expected) for name, session in sessions.items()}
         wrong = {name: error for name, error in errors.items() if not error <= MAX_ERROR[self.precision]}
         runs: dict[str, Callable[[], object]] = {
-            name: lambda session=session: session(inputs) for name, session in sessions.items() if name not in wrong
+            name: functools.partial(session, inputs) for name, session in sessions.items() if name not in wrong
         }
         runs |= {"torch": lambda: self.function(self.model, images)} if "torch" in names else {}
         if not runs:
@@ -211,7 +212,7 @@ class CpuFunction(Generic[Outputs]):
 
     def error(self, found: Mapping[str, np.ndarray], expected: Outputs) -> float:
         """Return the largest error of an output: in float32 of any value, otherwise the root mean square."""
-        outputs = (expected,) if isinstance(expected, Tensor) else expected
+        outputs: tuple[Tensor, ...] = (expected,) if isinstance(expected, Tensor) else expected
         errors = []
         for value, one in zip(found.values(), outputs, strict=True):
             difference = torch.from_numpy(value).double() - one.double()

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -101,7 +101,7 @@ def export_web(
             shutil.copyfile(file, aside / "runtime" / file.name)
         given = load_examples(examples or sample_paths(name))
         captured = [write_example(vit, labels, example, aside / "examples") for example in given]
-        plain = cast(ViT, exportable(vit, torch.float32))
+        plain = exportable(vit, torch.float32)
         graphs = {"outputs.onnx": export_outputs(plain), "walk.onnx": export_walk(plain)}
         if vit.config.output_kind.classes:
             graphs["relevance.onnx"] = export_relevance(plain)
