@@ -23,7 +23,6 @@ from typing import Generic, Literal, TypeVar, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
 
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import check_choice, fail
@@ -32,7 +31,6 @@ from vitreous.data.sources.download import cache_folder
 from vitreous.model.fused_encoder import has_hooks
 from vitreous.model.protocol import Model
 from vitreous.runtimes.sessions import Session, computes_bf16, onnxruntime_session, openvino_session
-from vitreous.runtimes.trace import exportable, quiet, traced
 
 Backend = Literal["auto", "torch", "onnxruntime", "openvino"]
 NAMES = {"torch": "PyTorch", "onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
@@ -192,7 +190,10 @@ class CpuFunction(Generic[Outputs]):
 
     def write(self, path: Path, images: Tensor) -> None:
         """Write the function as an ONNX file for batches of any size."""
-        from vitreous.runtimes.onnx_graph import save_onnx, to_onnx  # imports onnx
+        from torch.export import Dim  # slow to import, as are the modules below
+
+        from vitreous.runtimes.onnx_graph import save_onnx, to_onnx
+        from vitreous.runtimes.trace import exportable, quiet, traced
 
         module = exportable(_Module(self.function, self.model), torch.float32)
         example = images[:1].float().repeat(2, 1, 1, 1)
