@@ -98,9 +98,9 @@ class Int8Scales:
     def of_tensors(cls, tensors: Mapping[str, Tensor], model: nn.Module) -> "Int8Scales":
         """Build from stored tensors. Raise ValueError if a name or shape does not match the layers of a model."""
         linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-        names = {name.rpartition(".")[0] for name in tensors}
-        shapes = {f"{name}.smoothing": [linear[name].in_features] for name in names & linear.keys()}
-        shapes |= {f"{name}.span": [2] for name in names & linear.keys()}
+        names = [name for name in linear if f"{name}.span" in tensors]
+        shapes = {f"{name}.smoothing": [linear[name].in_features] for name in names}
+        shapes |= {f"{name}.span": [2] for name in names}
         if {name: list(tensor.shape) for name, tensor in tensors.items()} != shapes:
             raise ValueError("expected the smoothing and span of linear layers of the model")
         spans = {name: tensors[f"{name}.span"].tolist() for name in names}
