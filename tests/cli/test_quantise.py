@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import vitreous
 from command_line import CommandLine
 from every_family import FAMILIES
+from vitreous.data import open_data
 from vitreous.model.build import build
 from vitreous.weights.native import int8_scales
 
@@ -15,13 +17,15 @@ TINY = {"depth": 1, "patch_size": 4, "width": 32, "mlp_width": 32, "num_heads": 
 
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
-    """The checkpoint folder of an untrained classifier of digits."""
-    model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides=TINY)
+    """The checkpoint folder of a classifier of digits with large margins."""
+    overrides = {**TINY, "labels": open_data("digits").classes}
+    model = vitreous.create("ViT-Lite-6/4", num_classes=10, image_size=8, overrides=overrides)
+    torch.nn.init.normal_(model.heads[0].weight, std=3)  # type: ignore[arg-type]
     vitreous.save(model, tmp_path / "digits")
     return tmp_path / "digits"
 
 
-def test_the_scales_are_added_to_the_checkpoint(command: CommandLine, digits: Path, tmp_path: Path) -> None:
+def test_the_scales_are_added_to_the_checkpoint(command: CommandLine, digits: Path) -> None:
     image = Path(vitreous.__file__).parent / "page" / "static" / "examples"
     failed = command("predict", digits, image, "--device", "cpu", "--precision", "int8")
     assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
@@ -32,10 +36,9 @@ def test_the_scales_are_added_to_the_checkpoint(command: CommandLine, digits: Pa
     assert "in int8, same labels as in float32: " in done.stdout
     assert (digits / "model.safetensors").read_bytes() == weights
     assert int8_scales(vitreous.load(digits)).layers
-    for options in (("--device", "cpu"), ()):
-        done = command("predict", digits, image, "--precision", "int8", *options)
-        assert done.returncode == 0, done.stderr
-        assert "int8" in done.stderr
+    done = command("predict", digits, image, "--device", "cpu", "--precision", "int8")
+    assert done.returncode == 0, done.stderr
+    assert "int8" in done.stderr
 
 
 def test_a_checkpoint_of_another_library_needs_a_folder(command: CommandLine, digits: Path, tmp_path: Path) -> None:
