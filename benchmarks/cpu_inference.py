@@ -136,12 +136,13 @@ def timm_runs(
     if "fp32" in precisions:
         yield "fp32", "timm in onnxruntime", run_session(file, inputs)
     if "int8" in precisions:
-        quantization: Any = importlib.import_module("onnxruntime.quantization")
+        quantize_dynamic: Any = importlib.import_module("onnxruntime.quantization").quantize_dynamic
         plain = onnx.load(file)
         del plain.graph.value_info[:]  # shapes by the exporter, which the quantiser's transposed weights contradict
-        quantization.quantize_dynamic(plain, folder / "int8.onnx")
+        quantize_dynamic(plain, folder / "int8.onnx")
         yield "int8", "timm in onnxruntime", run_session(folder / "int8.onnx", inputs)
-        dynamic = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+        in_torch: Any = torch.ao.quantization.quantize_dynamic
+        dynamic = in_torch(model, {nn.Linear}, torch.qint8)
         yield "int8", "timm", partial(dynamic, images)
     openvino = package("openvino", "openvino")
     converted = openvino.convert_model(model, example_input=images, input=[list(images.shape)])
