@@ -34,7 +34,7 @@ from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import ValueRange, pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
-from vitreous.inference.cpu_backends import NAMES, Backend, CpuFunction, check_backend
+from vitreous.inference.cpu_backends import NAMES, WORTH, Backend, CpuFunction, check_backend
 from vitreous.model.base_config import Task
 from vitreous.model.calibration import UNKNOWN
 from vitreous.model.inputs import normalise
@@ -255,7 +255,7 @@ class Engine(ABC):
         self.model, self.config = placed(model, self.device, self.dtype), config
         # In int8, the model itself remains in float32 for explanations.
         self.network = int8_scales(model).applied(self.model) if precision == "int8" else self.model
-        self.backend, self.functions, self.expected = backend, list[CpuFunction[Any]](), 0
+        self.backend, self.functions, self.expected = backend, list[CpuFunction[Any]](), 0.0
         self.batch_size, self.workers, self.labels = batch_size, workers, class_names(config)
         self.throughput = Throughput(0, 0.0)
 
@@ -284,14 +284,15 @@ class Engine(ABC):
         return fast
 
     def prepare(self, images: int) -> None:
-        """Choose the backend for a job of this size now, so that no later call waits for it."""
-        self.expected += images
-        if any(function.is_worth_it() for function in self.functions):
-            shape = (self.batch_size, *self.config.image_size, self.config.channels)
-            noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-            list(self.answers()[self.config.task](noise))
-        for function in self.functions:
-            function.chosen = True
+        """Choose the backend for a job of this size now, so that no later prediction waits for it."""
+        if not any(images * function.operations >= WORTH for function in self.functions):
+            for function in self.functions:
+                function.chosen = True
+            return
+        self.expected = math.inf  # other functions, e.g. for embeddings, choose in their first call
+        shape = (self.batch_size, *self.config.image_size, self.config.channels)
+        noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        list(self.answers()[self.config.task](noise))
 
     def run(
         self, images: Images, step: Callable[[UInt8[Tensor, "b c h w"]], list[Any]], result: Callable[..., T]

@@ -61,7 +61,7 @@ class App(FastAPI):
         return schema
 
 
-LONG_JOB = 10_000  # assumed number of images of a server
+LONG_JOB = 1000  # assumed number of images of a server, so that very small models need no conversion
 
 
 def create_app(served: Sequence[ServedModel], settings: Settings, threads: int | None = None) -> FastAPI:
