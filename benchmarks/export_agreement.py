@@ -21,10 +21,11 @@ from PIL import Image, ImageOps
 import vitreous
 from benchmarks.publish_table import publish
 from vitreous.exporting import Target
-from vitreous.exporting.runtimes import Session, open_session
+from vitreous.exporting.runtimes import open_session
 from vitreous.inference.predict_images import expand
 from vitreous.inference.predictor import Embedder
 from vitreous.model.protocol import Model
+from vitreous.runtimes.sessions import Session
 
 
 @dataclass(frozen=True)

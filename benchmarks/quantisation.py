@@ -23,10 +23,12 @@ from vitreous.common.text import plural
 from vitreous.data.image import decode
 from vitreous.exporting.compare_precisions import calibration_images, compare, comparison_images, open_splits
 from vitreous.exporting.options import FILES, PRECISIONS, ExportPrecision, Target
-from vitreous.exporting.quantise import Int8Linear, quantise, quantise_weights
-from vitreous.exporting.runtimes import Session, open_session, write
+from vitreous.exporting.quantise import quantise, quantise_weights
+from vitreous.exporting.runtimes import open_session, write
 from vitreous.inference.predict_images import open_model
+from vitreous.model.int8 import Int8Linear
 from vitreous.model.protocol import Model
+from vitreous.runtimes.sessions import Session
 
 RUNTIMES: dict[Target, str] = {"onnx": "onnxruntime", "openvino": "OpenVINO"}
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent / "vitreous"
 # From bottom to top. A package may import packages from earlier lines, and those to its left on its own line.
 LAYERS = [
     ["common"],
-    ["kernels", "model"],
+    ["kernels", "model", "runtimes"],
     ["weights", "data"],
     ["report", "inference", "tasks"],
     ["explanation", "evaluation", "training", "page", "exporting", "cluster", "benchmarking"],

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from vitreous.explanation.result import Explanation as Explanation
     from vitreous.exporting.export_model import Export as Export
     from vitreous.exporting.export_model import export as export
+    from vitreous.exporting.quantise_checkpoint import Quantised as Quantised
+    from vitreous.exporting.quantise_checkpoint import quantise as quantise
     from vitreous.inference.engine import Embedding as Embedding
     from vitreous.inference.engine import MultiLabelPrediction as MultiLabelPrediction
     from vitreous.inference.engine import NumberPrediction as NumberPrediction
@@ -97,6 +99,8 @@ _HOMES = {
     "Predictor": "vitreous.inference.predictor",
     "ProbeMetrics": "vitreous.evaluation.probe",
     "push": "vitreous.weights.hub",
+    "quantise": "vitreous.exporting.quantise_checkpoint",
+    "Quantised": "vitreous.exporting.quantise_checkpoint",
     "RegressionMetrics": "vitreous.evaluation.evaluate_model",
     "RegressPredictor": "vitreous.inference.predictor",
     "ResNet": "vitreous.model.resnet",

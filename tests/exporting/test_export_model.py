@@ -18,13 +18,14 @@ from export_models import MODELS, decoded, small_model, vit
 from images import encoded, smooth
 from vitreous.exporting import Export, ExportFailed, runtimes
 from vitreous.exporting.outputs import Outputs, output_names
-from vitreous.exporting.runtimes import Session, open_session
+from vitreous.exporting.runtimes import open_session
 from vitreous.inference.predictor import Embedder, SegmentPredictor, predictor_for
 from vitreous.model.calibration import FRACTIONS, Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import Numbers
 from vitreous.model.protocol import Model
 from vitreous.model.segmenter import Segmenter
+from vitreous.runtimes.sessions import Session
 
 SIZES = [(71, 99), (131, 67), (3, 5), (1, 1), (64, 64), (40, 33)]  # landscape, portrait, tiny, exact, enlarged
 JPEGS = [encoded(smooth(height, width, seed), "JPEG") for seed, (height, width) in enumerate(SIZES)]

@@ -17,9 +17,10 @@ from vitreous.data.image import fit
 from vitreous.exporting import ExportFailed, PrecisionChoice, Target, compare_precisions, export
 from vitreous.exporting.compare_precisions import Comparison, calibration_images, recommended
 from vitreous.exporting.options import PRECISIONS
-from vitreous.exporting.quantise import BATCH, Int8Linear, output_errors, quantise, quantise_weights
+from vitreous.exporting.quantise import BATCH, output_errors, quantise, quantise_weights
 from vitreous.exporting.quantise import _calibrate as calibrate
 from vitreous.inference.engine import model_input
+from vitreous.model.int8 import Int8Linear
 from vitreous.model.options import ClassToken
 from vitreous.model.protocol import Model
 from vitreous.weights import save

@@ -31,7 +31,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 64,
     device: str = "auto",
-    precision: Literal["fp32", "bf16", "fp8", "auto"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp8", "int8", "auto"] = "fp32",
     workers: int = 2,
     flip: bool = False,
     decode: Literal["exact", "fast"] = "exact",
@@ -62,7 +62,7 @@ def evaluate(
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090, and uses bf16 for the first
-            32 images.
+            32 images. int8 is for CPUs and checkpoints with int8 scales; see `vitreous quantise`.
         workers: Number of threads that decode images.
         flip: Average the predictions for each image and its mirror image.
         decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.

@@ -34,6 +34,7 @@ from vitreous.cli.extend import extend
 from vitreous.cli.info import info
 from vitreous.cli.predict import predict
 from vitreous.cli.push import push
+from vitreous.cli.quantise import quantise
 from vitreous.cli.serve import serve
 from vitreous.cli.train import Flags, run_flags, train
 from vitreous.common.checks import BadValue, suggestion
@@ -43,8 +44,8 @@ from vitreous.training import TrainConfig
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train, "eval": evaluate, "calibrate": calibrate, "predict": predict, "embed": embed, "explain": explain,
-    "extend": extend, "convert": convert, "export": export, "push": push, "serve": serve, "bench": bench, "info": info,
-    "data": data, "demo": demo,
+    "extend": extend, "convert": convert, "quantise": quantise, "export": export, "push": push, "serve": serve,
+    "bench": bench, "info": info, "data": data, "demo": demo,
 }  # fmt: skip
 FLAGS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 PLAIN = (*FLAGS, tyro.conf.DisallowNone)  # None cannot be typed; omit the flag instead

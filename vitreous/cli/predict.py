@@ -18,7 +18,7 @@ def predict(
     flip: bool = False,
     batch_size: int = 32,
     device: str = "auto",
-    precision: Literal["fp32", "bf16", "fp8", "auto"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp8", "int8", "auto"] = "fp32",
     decode: Literal["exact", "fast"] = "exact",
     merge_tokens: int = 0,
     engine: Literal["local", "ray"] = "local",
@@ -47,7 +47,7 @@ def predict(
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
         precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090, and uses bf16 for the first
-            32 images.
+            32 images. int8 is for CPUs and checkpoints with int8 scales; see `vitreous quantise`.
         decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.
         merge_tokens: Number of pairs of patches that every block of a ViT merges (ToMe): faster, but changes results.
         engine: `ray` computes on a Ray cluster: the one at RAY_ADDRESS or on this machine, or else a new one here.

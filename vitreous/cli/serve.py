@@ -21,7 +21,7 @@ def serve(
     port: int = Settings.port,
     image_size: ImageSize = (),
     device: str = "auto",
-    precision: Literal["fp32", "bf16", "fp8", "auto"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp8", "int8", "auto"] = "fp32",
     max_batch: int = Settings.max_batch,
     max_wait_ms: float = Settings.max_wait_ms,
     queue: int = Settings.queue,
@@ -51,7 +51,7 @@ def serve(
         image_size: Input size, by default that of the checkpoint. Position embeddings are resampled.
         device: auto, cpu, cuda or mps.
         precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090, and uses bf16 for the first
-            32 images.
+            32 images. int8 is for CPUs and checkpoints with int8 scales; see `vitreous quantise`.
         max_batch: Maximum number of images per batch.
         max_wait_ms: Longest time in milliseconds that an image waits for its batch to fill.
         queue: Maximum number of waiting requests; further requests get status 429.

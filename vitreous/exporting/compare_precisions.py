@@ -19,12 +19,13 @@ from vitreous.data import DataSet, Source, open_data
 from vitreous.data.image import decode, fit
 from vitreous.exporting.options import FILES, PRECISIONS, ExportPrecision, OptionalOutput, PrecisionChoice, Target
 from vitreous.exporting.quantise import quantise, quantise_weights
-from vitreous.exporting.runtimes import Session, open_session, write
+from vitreous.exporting.runtimes import open_session, write
 from vitreous.exporting.validate import ExportFailed, Pixels, label_agreement, reference_of, validation_images
 from vitreous.inference.engine import Images
 from vitreous.model.base_config import ModelConfig
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names
+from vitreous.runtimes.sessions import Session
 
 CALIBRATION_IMAGES = 256
 TORCH = "torch"  # name of the model in PyTorch, in float32

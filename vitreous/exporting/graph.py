@@ -4,18 +4,14 @@ n: batch; c: channels; h, w: height and width of the decoded images; k: classes;
 resize of a segmenter.
 """
 
-import contextlib
-import copy
-import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import cast
 
-import jaxtyping
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim
 
 from vitreous.common.checks import Size
 from vitreous.exporting.options import OptionalOutput
@@ -26,15 +22,7 @@ from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
 from vitreous.model.protocol import Model
 from vitreous.model.segmenter import Segmenter
-
-
-class Program(NamedTuple):
-    """Traced model with the names of its inputs and outputs."""
-
-    program: ExportedProgram
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
+from vitreous.runtimes.trace import Program, exportable, traced
 
 OVERLAP = 0.5  # of neighbouring windows of a segmenter, as in SegmentPredictor
 
@@ -130,20 +118,6 @@ def _average(
     return total / count
 
 
-class PlainGroupNorm(nn.Module):
-    """nn.GroupNorm in elementary operations, because some runtimes lose precision where the variance is small."""
-
-    def __init__(self, norm: nn.GroupNorm):
-        super().__init__()
-        self.groups, self.eps, self.weight, self.bias = norm.num_groups, norm.eps, norm.weight, norm.bias
-
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-        values = x.reshape(x.shape[0], self.groups, -1)
-        values = values - values.mean(dim=2, keepdim=True)
-        values = values / (values.square().mean(dim=2, keepdim=True) + self.eps).sqrt()
-        return values.reshape(x.shape) * self.weight[:, None, None] + self.bias[:, None, None]
-
-
 # ---- Tracing ---------------------------------------------------------------------------------------------------------
 
 
@@ -158,12 +132,12 @@ def trace_images(
     example = torch.zeros(2, 40, 50, model.config.channels, dtype=torch.uint8)
     dynamic = dict.fromkeys((0, 1, 2), Dim.DYNAMIC)
     if isinstance(module, Segmenter):
-        return _traced(ImageSegmenter(module, dtype), {"images": example}, (dynamic,), names)
+        return traced(ImageSegmenter(module, dtype), {"images": example}, (dynamic,), names)
     images = ImageModel(Outputs(module, names, dtype))
     if not dynamic_size:
-        return _traced(images, {"images": example}, (dynamic,), names)
+        return traced(images, {"images": example}, (dynamic,), names)
     size = torch.tensor(model.config.image_size)
-    return _traced(images, {"images": example, "size": size}, (dynamic, None), names)
+    return traced(images, {"images": example, "size": size}, (dynamic, None), names)
 
 
 def trace_tensors(
@@ -177,49 +151,12 @@ def trace_tensors(
     names = names[:1] if isinstance(module, Segmenter) else names
     outputs, example = Outputs(module, names, dtype), torch.zeros(2, config.channels, *config.image_size)
     if dynamic_size:
-        return _traced(AnySize(outputs), {"pixels": example}, (dict.fromkeys((0, 2, 3), Dim.DYNAMIC),), names)
-    return _traced(outputs, {"pixels": example}, ({0: Dim.DYNAMIC},), names)
+        return traced(AnySize(outputs), {"pixels": example}, (dict.fromkeys((0, 2, 3), Dim.DYNAMIC),), names)
+    return traced(outputs, {"pixels": example}, ({0: Dim.DYNAMIC},), names)
 
 
 def trace_preprocessing(how: Preprocessing, channels: int) -> Program:
     """Trace the preprocessing alone, from decoded images and an image size to the input of `trace_tensors`."""
     example = torch.zeros(2, 40, 50, channels, dtype=torch.uint8)
     inputs = {"images": example, "size": torch.tensor([32, 48])}
-    return _traced(Preprocess(how, channels), inputs, (dict.fromkeys((0, 1, 2), Dim.DYNAMIC), None), ("pixels",))
-
-
-def _traced(module: nn.Module, inputs: dict[str, Tensor], dynamic: tuple[Any, ...], outputs: Sequence[str]) -> Program:
-    with torch.no_grad(), quiet(), _unchecked():
-        program = torch.export.export(module.eval(), tuple(inputs.values()), dynamic_shapes=dynamic, strict=False)
-    return Program(program, tuple(inputs), tuple(outputs))
-
-
-def exportable(model: Model, dtype: torch.dtype) -> Model:
-    """Return a copy of a model on the CPU, without modules that runtimes compute inaccurately."""
-    # Frozen, because the exporters trace again with gradients, which another attention kernel would compute.
-    model = copy.deepcopy(model).to("cpu", dtype).eval().requires_grad_(False)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.GroupNorm):
-                setattr(parent, name, PlainGroupNorm(child))
-    return model
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hide the deprecation warnings that torch's exporters cause in torch itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
-
-
-@contextlib.contextmanager
-def _unchecked() -> Iterator[None]:
-    """Suspend jaxtyping's runtime checks, which reject the symbolic sizes of a traced model."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
+    return traced(Preprocess(how, channels), inputs, (dict.fromkeys((0, 1, 2), Dim.DYNAMIC), None), ("pixels",))

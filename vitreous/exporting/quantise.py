@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers torch.ops.quantized_decomposed
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from vitreous.inference.engine import model_input
+from vitreous.model.int8 import Int8Linear, replace_layers
 from vitreous.model.options import SingleLabel
 from vitreous.model.protocol import Model
 
@@ -35,42 +35,6 @@ BATCH = 8  # images per forward pass
 BACKWARD_IMAGES = 32  # for the error of each layer
 MIN_EXPECTED = 0.99  # agreement of the labels
 MAX_ERROR = 0.05  # of other outputs, e.g. features, relative to their standard deviation
-
-
-class Int8Linear(nn.Module):
-    """Linear layer with int8 weights (one scale per output) and uint8 inputs (one scale), or with float inputs.
-
-    Args:
-        smoothing: Factor of each input; the weights are multiplied by it.
-        span: Smallest and largest input after division by `smoothing`. None: do not quantise the inputs.
-    """
-
-    factors: Tensor | None
-    bias: Tensor | None
-
-    def __init__(
-        self, layer: nn.Linear, smoothing: Float[Tensor, "i"] | None = None, span: tuple[float, float] | None = None
-    ):
-        super().__init__()
-        weight = layer.weight.detach().float() * (1 if smoothing is None else smoothing)
-        scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
-        self.register_buffer("weight", (weight / scales[:, None]).round().to(torch.int8).T.contiguous())  # [i, o]
-        self.register_buffer("scales", scales)
-        self.register_buffer("zeros", torch.zeros(len(scales), dtype=torch.int8))
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
-        self.register_buffer("factors", None if smoothing is None else 1 / smoothing)
-        self.span = span
-
-    def forward(self, x: Float[Tensor, "*b i"]) -> Float[Tensor, "*b o"]:
-        ops = torch.ops.quantized_decomposed
-        x = x if self.factors is None else x * self.factors
-        if self.span is not None:
-            low, high = self.span
-            scale = max(high - low, 1e-12) / 255
-            options = (scale, min(max(round(-low / scale), 0), 255), 0, 255, torch.uint8)
-            x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *options), *options)
-        weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 1, -128, 127, torch.int8)
-        return x @ weight if self.bias is None else x @ weight + self.bias
 
 
 def quantise(model: Model, images: UInt8[Tensor, "n c h w"]) -> Model:
@@ -90,7 +54,7 @@ def quantise(model: Model, images: UInt8[Tensor, "n c h w"]) -> Model:
         total += errors[place]
         if not _acceptable(model, outputs, total**0.5):
             break
-        _replace(model, quantised[place])
+        replace_layers(model, quantised[place])
     return model
 
 
@@ -98,14 +62,8 @@ def quantise_weights(model: Model) -> Model:
     """Return a copy of a float32 model whose linear layers have int8 weights and float inputs."""
     model = copy.deepcopy(model).eval()
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    _replace(model, {name: Int8Linear(layer) for name, layer in layers.items()})
+    replace_layers(model, {name: Int8Linear(layer) for name, layer in layers.items()})
     return model
-
-
-def _replace(model: nn.Module, layers: dict[str, Int8Linear]) -> None:
-    for name, layer in layers.items():
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer)
 
 
 def _acceptable(model: Model, outputs: Float[Tensor, "n k *rest"], error: float) -> bool:

@@ -1,12 +1,10 @@
 """The files that can be written, and the runtimes that run them."""
 
-import importlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,7 @@ from vitreous.exporting.metadata import metadata_of
 from vitreous.exporting.options import KEY, ExportPrecision, OptionalOutput, Target
 from vitreous.exporting.outputs import output_names
 from vitreous.model.protocol import Model
-
-# A function from the inputs of a model, by name, to its outputs.
-Session = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
+from vitreous.runtimes.sessions import Session, onnxruntime_session, openvino_session, package
 
 DTYPES: dict[ExportPrecision, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}  # others: float32
 
@@ -28,17 +24,10 @@ def needs(target: Target) -> None:
     """Raise ValueError if a package for `target` is not installed."""
     if target == "onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):
-            _package(name, "export")
+            package(name, "export")
     if target == "openvino":
         needs("onnx")  # the ONNX file is converted
-        _package("openvino", "openvino")
-
-
-def _package(name: str, extra: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ValueError(f'export needs {name}: pip install "vitreous[{extra}]"') from None
+        package("openvino", "openvino")
 
 
 # ---- Writing ---------------------------------------------------------------------------------------------------------
@@ -70,7 +59,7 @@ def write(
         case "openvino":
             from vitreous.exporting.onnx_file import write_onnx
 
-            openvino = _package("openvino", "openvino")
+            openvino = package("openvino", "openvino")
             with tempfile.TemporaryDirectory() as folder:
                 source = Path(folder, "model.onnx")
                 write_onnx(model, outputs, torch.float32, dynamic_size, source, metadata, tensor_input)
@@ -91,7 +80,7 @@ def open_session(path: str | os.PathLike[str]) -> Session:
     path = Path(path)
     match path.suffix:
         case ".onnx":
-            return _onnxruntime(path)
+            return onnxruntime_session(path)
         case ".xml":
             return _openvino(path)
         case ".pt2":
@@ -99,20 +88,9 @@ def open_session(path: str | os.PathLike[str]) -> Session:
     raise ValueError(f"{path} must end in .onnx, .xml or .pt2")
 
 
-def _onnxruntime(path: Path) -> Session:
-    session = _package("onnxruntime", "export").InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
-
-
 def _openvino(path: Path) -> Session:
-    core = _package("openvino", "openvino").Core()
-    model = core.read_model(path)
-    precision = json.loads(model.get_rt_info([KEY]).astype(str))["precision"]
-    # Without the hint, OpenVINO computes in bfloat16 where the processor supports it.
-    hint = "bf16" if precision == "bf16" else "f32"
-    model = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": hint})
-    return lambda inputs: {output.any_name: value for output, value in model(dict(inputs)).items()}
+    model = package("openvino", "openvino").Core().read_model(path)
+    return openvino_session(path, json.loads(model.get_rt_info([KEY]).astype(str))["precision"] == "bf16")
 
 
 def _torch(path: Path) -> Session:

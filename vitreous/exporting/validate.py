@@ -18,12 +18,12 @@ from vitreous.data.image import decode, fit
 from vitreous.data.open import open_data
 from vitreous.data.sources.named import NAMES
 from vitreous.exporting.outputs import Outputs
-from vitreous.exporting.runtimes import Session
 from vitreous.inference.engine import Images, as_stream, encoded
 from vitreous.inference.predict_images import expand
 from vitreous.inference.predictor import SegmentPredictor, best_at, predictor_for
 from vitreous.model.protocol import Model
 from vitreous.page import STATIC
+from vitreous.runtimes.sessions import Session
 
 MAX_DIFFERENCE = 1e-4  # of fp32 outputs, relative to the largest output if it exceeds 1
 MIN_AGREEMENT = 0.95  # of the predictions in other precisions

@@ -34,6 +34,8 @@ from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import ValueRange, pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
+from vitreous.inference.cpu_backends import NAMES, WORTH, Backend, CpuFunction, check_backend
+from vitreous.inference.cuda_graphs import CudaGraphs
 from vitreous.inference.fp8 import check_fp8
 from vitreous.model.base_config import Task
 from vitreous.model.calibration import UNKNOWN
@@ -41,6 +43,7 @@ from vitreous.model.inputs import normalise
 from vitreous.model.options import MultiLabel, Numbers, OutputConfig, Preprocessing, SingleLabel
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.top_labels import Label, class_names
+from vitreous.weights.native import int8_scales
 
 if TYPE_CHECKING:
     from vitreous.model.cost import Cost
@@ -194,10 +197,12 @@ class Throughput(NamedTuple):
 
 # ---- Engine ----------------------------------------------------------------------------------------------------------
 
-Precision = Literal["fp32", "bf16", "fp8", "auto"]
+Precision = Literal["fp32", "bf16", "fp8", "int8", "auto"]
+STREAM = 1000  # assumed number of images if it is unknown
 NOT_A_NUMBER = "the model's output contains NaN or infinity"
 P = ParamSpec("P")
 T = TypeVar("T")
+Output = TypeVar("Output", bound=Tensor | tuple[Tensor, ...])
 _PILLOW = threading.Lock()
 
 
@@ -227,7 +232,13 @@ class Engine(ABC):
     columns: Columns | None = None  # columns of a table of predictions; None if predictions are masks
 
     def __init__(
-        self, model: Model, device: str | torch.device | None, precision: Precision, batch_size: int, workers: int
+        self,
+        model: Model,
+        device: str | torch.device | None,
+        precision: Precision,
+        batch_size: int,
+        workers: int,
+        backend: Backend = "auto",
     ):
         config = getattr(model, "config", None)
         if not isinstance(config, ModelConfig) or config.task not in self.tasks:
@@ -243,16 +254,21 @@ class Engine(ABC):
         check_memory(config, self.device)
         if precision == "fp8":
             check_fp8(model, self.device)
-        self.precision = precision
         self.dtype = choose_dtype("bf16" if precision == "fp8" else precision, self.device)
+        usual = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        self.precision = precision if precision in ("fp8", "int8") else usual
+        check_backend(backend, self.precision, self.device)
         self.model, self.config = placed(model, self.device, self.dtype), config
+        # In int8, the model itself remains in float32 for explanations.
+        self.network = int8_scales(model).applied(self.model) if precision == "int8" else self.model
+        self.backend, self.functions, self.expected = backend, list[CpuFunction[Any]](), 0.0
         self.batch_size, self.workers, self.labels = batch_size, workers, class_names(config)
         self.throughput = Throughput(0, 0.0)
 
     @property
     def number_format(self) -> str:
         """The format of numbers in matrix products."""
-        return "fp8" if self.precision == "fp8" else str(self.dtype)
+        return self.precision if self.precision in ("fp8", "int8") else str(self.dtype)
 
     @abstractmethod
     def answers(self) -> dict[Task, Callable[[Images], Iterator[Any]]]:
@@ -262,6 +278,33 @@ class Engine(ABC):
     def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
         """Decode an image for the model. Called in worker threads."""
 
+    @property
+    def where(self) -> str:
+        """Description of the device, the backend and the precision of the latest results."""
+        if self.device.type != "cpu":
+            return f"{self.device} ({self.precision})"
+        used = [function.description for function in self.functions if function.calls]
+        return f"cpu ({', '.join(dict.fromkeys(used)) or NAMES['torch']}, {self.precision})"
+
+    def fast(self, function: Callable[[Any, Tensor], Output]) -> Callable[[Tensor], Output]:
+        """Return a function of a batch of images in its fastest form, from a function of the model and the images."""
+        if self.device.type != "cpu" or self.precision == "fp8":
+            return CudaGraphs(lambda images: function(self.network, images))
+        fast = CpuFunction(function, self.network, self.precision, self.backend, lambda: self.expected)
+        self.functions.append(fast)
+        return fast
+
+    def prepare(self, images: int) -> None:
+        """Choose the backend for a job of this size now, so that no later prediction waits for it."""
+        if not any(images * function.operations >= WORTH for function in self.functions):
+            for function in self.functions:
+                function.chosen = True
+            return
+        self.expected = math.inf  # other functions, e.g. for embeddings, choose in their first call
+        shape = (self.batch_size, *self.config.image_size, self.config.channels)
+        noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        list(self.answers()[self.config.task](noise))
+
     def run(
         self, images: Images, step: Callable[[UInt8[Tensor, "b c h w"]], list[Any]], result: Callable[..., T]
     ) -> Iterator[T]:
@@ -270,7 +313,8 @@ class Engine(ABC):
         `step` maps a batch of decoded images to the fields or the error message of each image.
         """
         started, count = time.perf_counter(), 0
-        self.model.eval()
+        self.expected += expected_count(images)
+        self.network.eval()
         try:
             for batch in self._batches(self._decoded(as_stream(images))):
                 decoded = [image for _, image in batch if isinstance(image, Tensor)]
@@ -405,6 +449,13 @@ def as_stream(images: Images) -> Iterator[Input]:
     if isinstance(images, np.ndarray):
         return iter(images if images.ndim == 4 else [images])
     return iter([images] if isinstance(images, str | os.PathLike | bytes | Image.Image | SourceImage) else images)
+
+
+def expected_count(images: Images) -> int:
+    """Return the number of images, or an estimate if it is unknown."""
+    if isinstance(images, Source | list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4):
+        return len(images)
+    return 1 if isinstance(images, str | os.PathLike | bytes | np.ndarray | Image.Image | SourceImage) else STREAM
 
 
 def name_of(image: Input, index: int) -> str:

@@ -63,16 +63,22 @@ class Results(Generic[R]):
     Attributes:
         paths: Image files, if the images were given as files, folders or globs.
         columns: Columns of a table of the results. None if the results are masks.
-        where: Description of the device or the machines that compute the results.
         images: Number of images processed so far.
         errors: Number of images that could not be read.
     """
 
-    def __init__(self, engine: Any, results: Iterator[R], paths: Sequence[Path], columns: Columns | None, where: str):
-        self.engine, self.paths, self.columns, self.where = engine, paths, columns, where
+    def __init__(
+        self, engine: Any, results: Iterator[R], paths: Sequence[Path], columns: Columns | None, where: str = ""
+    ):
+        self.engine, self.paths, self.columns, self._where = engine, paths, columns, where
         self.images = self.errors = 0
         self._results: Iterator[R] = results
         self.write_shards: Callable[[Path, int | None], Written] | None = None  # set by `compute`
+
+    @property
+    def where(self) -> str:
+        """Description of the device and backend, or of the machines, that compute the results."""
+        return self._where or self.engine.where
 
     def __iter__(self) -> Iterator[R]:
         for result in self._results:
@@ -142,10 +148,10 @@ class Worker:
 
     def results(self, images: Images, paths: Sequence[Path] = ()) -> Results[Any]:
         """Return one result per image. `paths` are the files of the images, if known."""
-        return self.as_results(self._stream(images), paths, str(self.engine.device))
+        return self.as_results(self._stream(images), paths)
 
-    def as_results(self, stream: Iterator[Any], paths: Sequence[Path], where: str) -> Results[Any]:
-        """Return results of this job that were computed elsewhere."""
+    def as_results(self, stream: Iterator[Any], paths: Sequence[Path], where: str = "") -> Results[Any]:
+        """Return results of this job. `where`: Description of the machines, if they were computed elsewhere."""
         kind = Embeddings if self.columns is not None and self.columns.width else Results
         return kind(self.engine, stream, paths, self.columns, where)
 

@@ -23,6 +23,7 @@ from vitreous.common.text import clean
 from vitreous.common.threads import cores
 from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
+from vitreous.inference.cpu_backends import Backend
 from vitreous.inference.cuda_graphs import CudaGraphs
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
@@ -32,6 +33,7 @@ from vitreous.inference.engine import (
     Images,
     MultiLabelPrediction,
     NumberPrediction,
+    Output,
     Precision,
     Prediction,
     class_scores,
@@ -75,14 +77,17 @@ class Embedder(Engine):
     Args:
         device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's device if it
             is an accelerator; otherwise, None is the same as "auto".
-        precision: "fp32", "bf16", "fp8", or "auto", which uses bf16 on GPUs that support it, and fp32 otherwise. "fp8"
-            uses bf16 for the first 32 images, which determine the scales of 8-bit numbers.
+        precision: "fp32", "bf16", "fp8", "int8" or "auto", which uses bf16 on GPUs that support it, and fp32 otherwise.
+            "fp8" (on a GPU) uses bf16 for the first 32 images, which determine the scales of 8-bit numbers. "int8" (on
+            a CPU) is for models with int8 scales; see `vitreous.quantise`.
         flip: Average predictions (or features) over the image and its mirror image.
         compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
         workers: Number of decoding threads. 0 decodes in the calling thread; None uses a thread per core, at most 16.
         decode: "exact" or "fast", which decodes large JPEGs at a reduced scale and can change the results.
         merge_tokens: Number of pairs of patches that every block of a ViT merges. This is faster, and can change the
             results.
+        backend: "torch", "onnxruntime" or "openvino" computes on a CPU. "auto" uses PyTorch for small jobs, and the
+            fastest one for large jobs; see `vitreous.inference.cpu_backends`.
     """
 
     tasks: tuple[Task, ...] = ("classify", "multilabel", "regress", "embed")
@@ -100,19 +105,21 @@ class Embedder(Engine):
         workers: int | None = None,
         decode: Literal["exact", "fast"] = "exact",
         merge_tokens: int = 0,
+        backend: Backend = "auto",
     ):
         check_choice("decode", decode, ("exact", "fast"))
-        super().__init__(model, device, precision, batch_size, min(cores(), 16) if workers is None else workers)
-        self.model, self.merge_tokens = merging(self.model, merge_tokens), merge_tokens
+        workers = min(cores(), 16) if workers is None else workers
+        super().__init__(model, device, precision, batch_size, workers, backend)
+        self.network, self.merge_tokens = merging(self.network, merge_tokens), merge_tokens
         self.flip, self.compiled, self.fast_decode = flip, compile, decode == "fast"
         self._first_images: Tensor | None = None  # until there are enough of them for fp8
         if precision == "fp8":
             self._first_images = torch.empty(
                 0, self.config.channels, *self.config.image_size, device=self.device, dtype=self.dtype
             )
-        prepare = torch.compile if compile else CudaGraphs
-        self._score: Callable[[Tensor], Tensor] = prepare(self._forward)
-        self._pool: Callable[[Tensor], Tensor] = prepare(self._pooled)
+        self._score = self.fast(lambda model, images: model(images))
+        self._pool = self.fast(lambda model, images: model.pooled(images))
+        self._class_and_mean = self.fast(_class_and_mean)
 
     @property
     def width(self) -> int:
@@ -180,7 +187,7 @@ class Embedder(Engine):
         self._first_images = first
         if len(first) == CALIBRATION_IMAGES:
             self._first_images = None  # if the model does not suit fp8, the next run uses bf16
-            self.model = to_fp8(self.model, first)
+            self.network = to_fp8(self.network, first)
             for function in vars(self).values():
                 if isinstance(function, CudaGraphs):
                     function.clear()
@@ -188,15 +195,10 @@ class Embedder(Engine):
     def _scores(self, pixels: Tensor) -> Tensor:
         return class_scores(self._score, self.input(pixels), self.flip, self.config.output)[: len(pixels)]
 
-    def _forward(self, images: Tensor) -> Tensor:
-        return self.model(images)
-
-    def _pooled(self, images: Tensor) -> Tensor:
-        return self.model.pooled(images)
-
-    def _class_and_mean(self, images: Tensor) -> Tensor:
-        features = self.model.features(images)
-        return torch.cat([features.prefix[:, 0], features.patches.mean(dim=1)], dim=1)
+    def fast(self, function: Callable[[Any, Tensor], Output]) -> Callable[[Tensor], Output]:
+        if self.compiled:
+            return torch.compile(lambda images: function(self.network, images))
+        return super().fast(function)
 
     def _features_of(self, kind: FeatureKind) -> Callable[[Tensor], Tensor]:
         check_choice("features", kind, FEATURE_KINDS)
@@ -211,6 +213,11 @@ class Embedder(Engine):
             raise ValueError("the model has no classification head (num_classes is 0); use embed")
 
 
+def _class_and_mean(model: Model, images: Tensor) -> Tensor:
+    features = model.features(images)
+    return torch.cat([features.prefix[:, 0], features.patches.mean(dim=1)], dim=1)
+
+
 class Predictor(Embedder):
     """Predicts labels or features of images with a classifier or encoder.
 
@@ -218,7 +225,7 @@ class Predictor(Embedder):
         top: Number of labels per image.
         coverage: Also return label sets, which contain the true label with this probability (0.01 to 0.999). This needs
             a calibrated model; `vitreous train` and `vitreous calibrate` calibrate models.
-        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See `Embedder`.
+        device, batch_size, precision, flip, compile, workers, decode, merge_tokens, backend: See `Embedder`.
 
     >>> import numpy as np
     >>> from vitreous import create
@@ -244,16 +251,16 @@ class Predictor(Embedder):
         decode: Literal["exact", "fast"] = "exact",
         coverage: float | None = None,
         merge_tokens: int = 0,
+        backend: Backend = "auto",
     ):
         check_whole("top", top, 1, 2**31)
-        super().__init__(model, device, batch_size, precision, flip, compile, workers, decode, merge_tokens)
+        super().__init__(model, device, batch_size, precision, flip, compile, workers, decode, merge_tokens, backend)
         self.top, self.coverage = min(top, self.config.num_classes), coverage
         if coverage is not None:
             check_coverage(coverage)
             if self.config.calibration is None:
                 raise ValueError(f"coverage is {coverage}, but {NOT_CALIBRATED}")
-        prepare = torch.compile if compile else CudaGraphs
-        self._both: Callable[[Tensor], tuple[Tensor, Tensor]] = prepare(self._logits_and_pooled)
+        self._both = self.fast(lambda model, images: model.logits_and_pooled(images))
         self.columns = Columns(self.top, 0, self.config.calibration is not None, coverage is not None)
         usable = self.config.calibration is not None and self.model.familiarity is not None
         self._familiarity = self.model.familiarity.to(self.device) if usable else None
@@ -285,9 +292,6 @@ class Predictor(Embedder):
             others, mirrored = (output.float() for output in self._both(images.flip(-1)))
             logits, pooled = mean_scores(logits, others, self.config.output), (pooled + mirrored) / 2
         return torch.cat([logits, self._familiarity.scores(pooled)[:, None]], dim=1)[: len(pixels)]
-
-    def _logits_and_pooled(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        return self.model.logits_and_pooled(images)
 
 
 def interpret(predictor: Engine, scores: Float[Tensor, "b n"], top: int, coverage: float | None) -> list[Answer]:
@@ -346,7 +350,7 @@ class MultiLabelPredictor(Embedder):
 
     Args:
         top: Number of most probable labels to return, in addition to those that reach their thresholds.
-        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See `Embedder`.
+        device, batch_size, precision, flip, compile, workers, decode, merge_tokens, backend: See `Embedder`.
     """
 
     tasks, takes = ("multilabel",), "a multi-label classifier"
@@ -389,7 +393,7 @@ class RegressPredictor(Embedder):
     """Predicts numbers with a regression model.
 
     Args:
-        device, batch_size, precision, flip, compile, workers, decode, merge_tokens: See `Embedder`.
+        device, batch_size, precision, flip, compile, workers, decode, merge_tokens, backend: See `Embedder`.
     """
 
     tasks, takes = ("regress",), "a regression model"
@@ -486,6 +490,8 @@ class SegmentPredictor(Engine):
         workers: int = 4,
     ):
         check_fraction("overlap", overlap)
+        if precision == "int8":
+            fail("precision", precision, "fp32, bf16 or auto for a segmenter; for int8, use vitreous.export")
         super().__init__(model, device, precision, batch_size, workers)
         self.flip, self.overlap, self.background = flip, overlap, background_of(self.labels)
 

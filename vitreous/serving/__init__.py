@@ -21,7 +21,7 @@ def serve(
     port: int = Settings.port,
     image_size: Sequence[int] = (),
     device: str = "auto",
-    precision: Literal["fp32", "bf16", "fp8", "auto"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp8", "int8", "auto"] = "fp32",
     max_batch: int = Settings.max_batch,
     max_wait_ms: float = Settings.max_wait_ms,
     queue: int = Settings.queue,

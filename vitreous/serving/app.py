@@ -61,11 +61,16 @@ class App(FastAPI):
         return schema
 
 
+LONG_JOB = 1000  # assumed number of images of a server, so that very small models need no conversion
+
+
 def create_app(served: Sequence[ServedModel], settings: Settings, threads: int | None = None) -> FastAPI:
     """Create the app for loaded models. The app is ready once each model has processed one image.
 
     `threads`: Number of CPU cores to use. Default: all.
     """
+    for model in served:
+        model.predictor.prepare(LONG_JOB)
     metrics = Metrics()
     torch_threads = max((threads or cores()) // BATCH_WORKERS, 1)
     scheduler = Scheduler(settings.max_batch, settings.max_wait_ms / 1e3, settings.queue, metrics, torch_threads)

@@ -38,7 +38,8 @@ class ServedModel:
         """Return the entry for `GET /v1/models`."""
         gallery = None if self.gallery is None else len(self.gallery.names)
         samples = [{"name": sample.name, "label": sample.label} for sample in self.samples]
-        return {**model_facts(self.model, self.id, self.name, self.labels), "gallery": gallery, "samples": samples}
+        facts = model_facts(self.model, self.id, self.name, self.labels)
+        return {**facts, "computed_on": self.predictor.where, "gallery": gallery, "samples": samples}
 
 
 # ---- Loading ----

@@ -1,7 +1,7 @@
 """Vitreous checkpoints: folders with `model.safetensors`, `config.json` and `README.md` (the model card).
 
-A calibrated checkpoint also has `familiarity.safetensors`. A head from `train --train-only lda` is stored together with
-`statistics.safetensors`, which `extend` needs.
+A calibrated checkpoint also has `familiarity.safetensors`, and a quantised one `int8.safetensors`. A head from
+`train --train-only lda` is stored together with `statistics.safetensors`, which `extend` needs.
 
 `config.json` contains everything needed to rebuild the model, preprocess images and name the classes, as well as the
 origin of the weights. Loading checks names, shapes and dtypes, builds the model on the meta device, and assigns
@@ -28,6 +28,7 @@ from vitreous.common.codec import decode, to_dict
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.model import PRESETS, AnyConfig, Model, ModelConfig
 from vitreous.model.familiarity import Familiarity
+from vitreous.model.int8 import Int8Scales
 from vitreous.model.meta_build import build_blank, fill
 from vitreous.weights.card import model_card
 from vitreous.weights.catalog import BY_PRESET, hub_hint, name_hint
@@ -37,7 +38,8 @@ from vitreous.weights.io.safetensors_file import check_tensors, read_header, rea
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FAMILIARITY = "familiarity.safetensors"  # only in calibrated checkpoints
 STATISTICS = "statistics.safetensors"  # only if the head was computed by LDA
-FILES = (WEIGHTS, CONFIG, CARD, FAMILIARITY, STATISTICS)
+INT8 = "int8.safetensors"  # only after `quantise`
+FILES = (WEIGHTS, CONFIG, CARD, FAMILIARITY, STATISTICS, INT8)
 VERSION = 1
 CALIBRATION = "calibration"  # entry of the provenance that describes the images a model was calibrated on
 FIELDS = ("format", "version", "model", "provenance")
@@ -81,6 +83,8 @@ def write_files(
     _write_statistics(model, written, folder / STATISTICS)
     if model.familiarity is not None and model.config.calibration is not None:
         write_tensors(model.familiarity.tensors(), folder / FAMILIARITY)
+    if (int8 := vars(model).get("int8")) is not None and int8.digest == weights_digest(model.config, written):
+        write_tensors(int8.scales.tensors(), folder / INT8, {"weights": int8.digest})
 
 
 def _config_json(config: ModelConfig, provenance: Mapping[str, Any]) -> bytes:
@@ -205,6 +209,8 @@ class NativeCheckpoint:
             model.familiarity = _read_familiarity(self.folder / FAMILIARITY, config.feature_width)
         if (self.folder / STATISTICS).is_file():
             set_statistics(model, *_read_statistics(self.folder / STATISTICS))
+        if (self.folder / INT8).is_file():
+            set_int8_scales(model, *_read_int8_scales(self.folder / INT8, model))
         return adapt(model, self.stored, self.provenance, image_size, num_classes, resampled)
 
 
@@ -337,6 +343,46 @@ def _write_statistics(model: Model, tensors: Mapping[str, Tensor], file: Path) -
 def _read_statistics(file: Path) -> tuple[dict[str, Tensor], str]:
     mapped = read_tensors(file)
     return {name: tensor.clone() for name, tensor in mapped.items()}, mapped.metadata.get("weights", "unknown")
+
+
+# ---- Int8 scales -----------------------------------------------------------------------------------------------------
+
+
+class QuantisedFor(NamedTuple):
+    """Int8 scales of a model, and the digest of the corresponding weights."""
+
+    scales: Int8Scales
+    digest: str
+
+
+def set_int8_scales(model: Model, scales: Int8Scales, digest: str | None = None) -> None:
+    """Attach int8 scales to a model. By default, `digest` is the digest of the current weights."""
+    vars(model)["int8"] = QuantisedFor(scales, digest or weights_digest(model.config, model.state_dict()))
+
+
+def int8_scales(model: Model) -> Int8Scales:
+    """Return the int8 scales of a model. Raise ValueError if it has none for its weights and image size."""
+    found = vars(model).get("int8")
+    if found is None or found.digest != weights_digest(model.config, model.state_dict()):
+        problem = "no int8 scales" if found is None else "int8 scales for other weights or another image size"
+        raise ValueError(f"the model has {problem}; use `vitreous quantise CHECKPOINT --data DIR`")
+    return found.scales
+
+
+def store_int8_scales(path: str | os.PathLike[str], scales: Int8Scales) -> None:
+    """Add int8 scales to a checkpoint without changing its other files."""
+    opened = NativeCheckpoint(path)
+    digest = weights_digest(opened.stored, read_tensors(opened.folder / WEIGHTS))
+    with atomic_file(opened.folder / INT8) as aside:
+        write_tensors(scales.tensors(), aside, {"weights": digest})
+
+
+def _read_int8_scales(file: Path, model: Model) -> tuple[Int8Scales, str]:
+    mapped = read_tensors(file)
+    try:
+        return Int8Scales.of_tensors(dict(mapped.items()), model), mapped.metadata.get("weights", "unknown")
+    except ValueError as error:
+        raise BadCheckpoint(f"{file}: {error}") from error
 
 
 # ---- Provenance and adaptation ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from vitreous.common.text import clean, json_text
 from vitreous.explanation.attention_and_logit_lens import CapturedForward
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images
 from vitreous.explanation.rollout_relevance_occlusion import relevance
-from vitreous.exporting.graph import exportable
 from vitreous.exporting.metadata import unknown_below
 from vitreous.exporting.options import WebPrecision
 from vitreous.exporting.runtimes import needs
@@ -36,6 +35,7 @@ from vitreous.page import STATIC, results
 from vitreous.page.examples import load_examples, sample_paths
 from vitreous.page.model_facts import model_facts, short_name, unique_ids
 from vitreous.page.walk import global_attention
+from vitreous.runtimes.trace import exportable
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -101,7 +101,7 @@ def export_web(
             shutil.copyfile(file, aside / "runtime" / file.name)
         given = load_examples(examples or sample_paths(name))
         captured = [write_example(vit, labels, example, aside / "examples") for example in given]
-        plain = cast(ViT, exportable(vit, torch.float32))
+        plain = exportable(vit, torch.float32)
         graphs = {"outputs.onnx": export_outputs(plain), "walk.onnx": export_walk(plain)}
         if vit.config.output_kind.classes:
             graphs["relevance.onnx"] = export_relevance(plain)

@@ -16,12 +16,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from vitreous.explanation.attention_and_logit_lens import capture_steps, pooling_weights
 from vitreous.explanation.rollout_relevance_occlusion import relevance
-from vitreous.exporting.graph import quiet
 from vitreous.exporting.outputs import familiarity_scores
 from vitreous.model.encoder import EncoderLayer
 from vitreous.model.tokens import Features
 from vitreous.model.vit import ViT
 from vitreous.page.walk import layer_tensors, shared_tensors
+from vitreous.runtimes.trace import quiet
 
 IMAGE, TARGET, PATCH = "image", "target", "patch"  # names of the inputs
 
