@@ -22,7 +22,7 @@ M = TypeVar("M", bound=Model)
 
 CALIBRATION_IMAGES = 32  # that determine the scales
 HEADROOM = 2.0  # inputs of other images may be larger by this factor. It costs no precision: e4m3 has 15 binary orders.
-SIMILARITY = 0.98  # least mean cosine of features in 8 bits and the features of the model
+SIMILARITY = 0.99  # least mean cosine of features in 8 bits and the features of the model
 MIN_CAPABILITY = (8, 9)  # Ada, the first GPUs that multiply in 8 bits
 
 
