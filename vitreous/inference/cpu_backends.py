@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 import tempfile
@@ -110,9 +111,10 @@ class CpuFunction(Generic[Outputs]):
         self.seconds: dict[str, float] = {}
         self.session: Session | None = None
         self.chosen, self.lock, self.calls = False, threading.Lock(), 0
-        # multiply-adds of linear layers, twice
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.operations = 2 * parameters * model.config.backbone.num_tokens
+        backbone = model.config.backbone
+        # Estimate for layers that are applied to every token or, in a ResNet, to every position of the last map.
+        self.operations = 2 * parameters * max(backbone.num_tokens, math.prod(backbone.grid), 1)
 
     def __call__(self, images: Tensor) -> Outputs:
         if not self.chosen and (self.wanted != "auto" or self.is_worth_it()):
