@@ -77,9 +77,9 @@ def test_predictor_switches_after_the_first_images(monkeypatch: pytest.MonkeyPat
     exact = vitreous.Predictor(model, "cpu", precision="bf16", batch_size=3)
     eight = vitreous.Predictor(model, "cpu", precision="fp8", batch_size=3)
     assert torch.equal(eight.logits(images[:3]), exact.logits(images[:3]))
-    assert not quantised_layers(eight.model)
+    assert not quantised_layers(eight.network)
     later, expected = eight.logits(images), exact.logits(images)
-    assert quantised_layers(eight.model)
+    assert quantised_layers(eight.network)
     assert not quantised_layers(model)
     assert 0 < (later - expected).norm() / expected.norm() < 0.2
     assert torch.equal(eight.embed(images[2:]), eight.embed(images)[2:])  # scales are fixed from now on
@@ -113,4 +113,4 @@ def test_predictor_on_a_gpu_agrees_with_bf16() -> None:
     expected, found = exact.embed(images), eight.embed(images)
     torch.testing.assert_close(found[:24], expected[:24])  # the fourth batch completes the 32 images
     assert torch.nn.functional.cosine_similarity(found[24:], expected[24:]).min() > fp8.SIMILARITY
-    assert eight.model.kernels(eight.device, torch.bfloat16).scope == "blocks"
+    assert eight.network.kernels(eight.device, torch.bfloat16).scope == "blocks"

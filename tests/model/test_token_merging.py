@@ -72,10 +72,10 @@ def test_predictor_merges_tokens_of_a_shared_model(small: ViTConfig) -> None:
     weights = [*model.parameters()]
     plain, merged = vitreous.Predictor(model, "cpu"), vitreous.Predictor(model, "cpu", merge_tokens=2)
     image = (torch.rand(24, 32, 3) * 255).byte().numpy()
-    assert all(mine is yours for mine, yours in zip(merged.model.parameters(), weights, strict=True))
+    assert all(mine is yours for mine, yours in zip(merged.network.parameters(), weights, strict=True))
     assert not torch.equal(plain.logits(image), merged.logits(image))
     assert torch.equal(plain.logits(image), vitreous.Predictor(model, "cpu").logits(image))
-    assert [tuple(one.shape) for one in merged.model.attention(torch.randn(1, 3, 24, 32))] == [(1, 4, 13, 13)] * 2
+    assert [tuple(one.shape) for one in merged.network.attention(torch.randn(1, 3, 24, 32))] == [(1, 4, 13, 13)] * 2
 
 
 def test_unsupported_models_are_named(small: ViTConfig) -> None:
