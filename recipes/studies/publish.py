@@ -91,23 +91,28 @@ def draw(path: Path, study: Study, curves: Curves) -> None:
             )
         if study.percent:
             percent(axes, "y")
-        _ticks(axes, study, places)
+        label_ticks(axes, study, places)
         if len(curves) > 1:
             figure.legend(loc="outside right upper", frameon=False, fontsize=9)
 
 
-def _ticks(axes: "Axes", study: Study, places: list[float | str]) -> None:
+def label_ticks(axes: "Axes", study: Study, places: list[float | str]) -> None:
     """Label the x axis with categories, or with the measured numbers if there are few."""
     if isinstance(places[0], str):
         axes.set_xticks(
             range(len(places)), [str(place) for place in places], rotation=20, ha="right", rotation_mode="anchor"
         )
         return
+    from matplotlib.ticker import LogLocator
+
     if study.log_x:
         axes.set_xscale("log")
     if len(places) <= 6:
         axes.set_xticks([float(place) for place in places], [number(place) for place in places])
-        axes.minorticks_off()
+    elif study.log_x:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")  # the default uses mathematical text
+    axes.minorticks_off()
 
 
 # ---- Tables ----------------------------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from recipes.studies import STUDIES
 from recipes.studies.__main__ import Options, main
 from recipes.studies.flops import image_flops, model_config, stage_flops
 from recipes.studies.masked import AVERAGE
-from recipes.studies.publish import DOCS, curves_of, draw, filled, table
+from recipes.studies.publish import DOCS, curves_of, draw, filled, label_ticks, table
 from recipes.studies.records import RESULTS, Record, add, fingerprint, path_of, read, status
 from recipes.studies.run_studies import InThisProcess, Place, Planned, Session, measure_run, plan
 from recipes.studies.study import (
@@ -301,6 +302,18 @@ def test_plots_have_categories_and_numbers(name: str, tmp_path: Path) -> None:
     draw(tmp_path / "plot.png", STUDIES[name], curves_of(records(points)))
     with Image.open(tmp_path / "plot.png") as image:
         assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 10
+
+
+@pytest.mark.parametrize("places", [(0.046, 0.08, 0.16), (0.046, 0.08, 0.12, 0.13, 0.16, 0.21, 0.31, 0.36)])
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(places: tuple[float, ...]) -> None:
+    axes = Figure().add_subplot()
+    axes.plot(places, places)
+    label_ticks(axes, STUDIES["hybrids"], list(places))
+    low, high = axes.get_xlim()
+    shown = [label.get_text() for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+             if low <= tick <= high]  # fmt: skip
+    assert len(shown) >= 3
+    assert all(low <= float(text) <= high for text in shown)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
