@@ -77,7 +77,10 @@ class World:
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """Yield the World of this process. Under torchrun, join the process group on entry and leave the group on exit."""
+    """Yield the World of this process. Under torchrun, join the process group on entry and leave the group on exit.
+
+    Inside another `world`, use its process group.
+    """
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     local = int(os.environ.get("LOCAL_RANK", 0))
     chosen = pick_device(device, local)
@@ -85,6 +88,9 @@ def world(device: str) -> Iterator[World]:
         torch.cuda.set_device(chosen)  # memory queries also use the current device
     if size == 1:
         yield World(0, 1, chosen)
+        return
+    if dist.is_initialized():
+        yield World(rank, size, chosen)
         return
     _check_restarts()
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")

@@ -30,6 +30,8 @@ from vitreous.data.image.decoding import UnreadableImage
 from vitreous.data.sources.base import ArraySource, Source, StoredImage, Subset
 from vitreous.model.options import IGNORED, Preprocessing
 
+UNLABELLED_SEED = 1 << 61  # added to the seed for unlabelled images, so that their random numbers are independent
+
 # ---- One batch -------------------------------------------------------------------------------------------------------
 
 
@@ -46,6 +48,7 @@ class Batch(NamedTuple):
     features: Float[Tensor, "b d"] | None = None  # of a frozen encoder, instead of images (training/cached_head.py)
     targets: Shaped[Tensor, "b k"] | None = None  # as `Source.targets`, on the CPU
     inputs: tuple[Tensor, ...] | None = None  # of the loss, if they are computed already (training/grouped_loader.py)
+    unlabelled: "Batch | None" = None  # images without labels, for semi-supervised training
 
     def to(self, device: torch.device) -> "Batch":
         """Copy images, labels and masks to a device."""
@@ -195,6 +198,18 @@ class TargetLoader:
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         return with_targets(self.loader.batches(start, stop), self.source)
+
+
+class PairedLoader:
+    """Adds a batch of unlabelled images to each batch of another loader."""
+
+    def __init__(self, labelled: TrainLoader, unlabelled: TrainLoader):
+        self.labelled, self.unlabelled = labelled, unlabelled
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        pairs = zip(self.labelled.batches(start, stop), self.unlabelled.batches(start, stop), strict=True)
+        for batch, more in pairs:
+            yield batch._replace(unlabelled=more, problems=[*batch.problems, *more.problems])
 
 
 def with_targets(batches: Iterable[Batch], source: Source) -> Iterator[Batch]:

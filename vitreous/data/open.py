@@ -20,7 +20,17 @@ from vitreous.common.text import listed
 from vitreous.data.masks.folders import open_mask_folder, open_unmasked
 from vitreous.data.masks.layouts import EXPECTED, count_pairs, has_masks
 from vitreous.data.sources.arrays import open_arrays
-from vitreous.data.sources.base import SPLITS, UNSPLIT, DataSet, FoundData, Source, is_image_file, label_problems, pick
+from vitreous.data.sources.base import (
+    SPLITS,
+    UNSPLIT,
+    DataSet,
+    FoundData,
+    Source,
+    is_image_file,
+    label_problems,
+    pick,
+    without_labels,
+)
 from vitreous.data.sources.folders import local_path, open_folder
 from vitreous.data.sources.hub import open_hub
 from vitreous.data.sources.named import NAMES, open_named, parse_options
@@ -54,6 +64,15 @@ def open_data(
     found = find_data(spec, root, seed, labelled) if targets is None else find_targets(spec, root, targets)
     found.labelled = found.labelled and labelled
     return make_splits(found, val_fraction, seed)
+
+
+def open_unlabelled(spec: str, root: Path | None = None, seed: int = 0) -> Source:
+    """Return the images of a data set without their labels: its train split, or all images if it has no splits."""
+    found = find_data(spec, root, seed, labelled=False)
+    split = next((split for split in ("train", UNSPLIT) if split in found.splits), None)
+    if split is None:
+        raise ValueError(f"{found.name}: no train split, only {listed(found.splits)}")
+    return without_labels(found.splits[split])
 
 
 def open_masked(

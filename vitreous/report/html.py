@@ -28,7 +28,7 @@ NAMES = {
     "mae": ("mean absolute error", False), "rmse": ("RMSE", False), "r2": ("R²", False),
     "pixel_accuracy": ("pixel accuracy", True), "boundary_f": ("boundary F", True), "knn": ("k-NN", True),
     "linear": ("linear probe", True), "fewshot": ("few-shot", True), "ece": ("calibration error", True),
-    "balanced_accuracy": ("balanced accuracy", True),
+    "balanced_accuracy": ("balanced accuracy", True), "pseudo_labelled": ("pseudo labelled", True),
     "loss": ("loss", False), "lr": ("learning rate", False), "images_per_second": ("images/s", False),
     "seconds": ("time", False), "count": ("images", False),
 }  # fmt: skip

@@ -1,10 +1,10 @@
 """Training tasks: classification, several labels, regression, segmentation, masked pre-training and distillation.
 
-Each task is a class (in classify.py, multilabel.py, regress.py, segment.py, masked.py or distil.py) that defines its
-data, model, loss, metrics, defaults and report sections. base.py defines the interface of tasks, unlabelled.py that of
-tasks without labels, all_tasks.py lists the tasks by name, and config.py defines the config of a run. The *_metrics.py
-files contain the evaluation code for training and `vitreous eval`. Names are imported on first use, so that the config
-can be used without importing torch.
+Each task is a class (in classify.py, semi.py, multilabel.py, regress.py, segment.py, masked.py or distil.py) that
+defines its data, model, loss, metrics, defaults and report sections. base.py defines the interface of tasks,
+unlabelled.py that of tasks without labels, all_tasks.py lists the tasks by name, and config.py defines the config of a
+run. The *_metrics.py files contain the evaluation code for training and `vitreous eval`. Names are imported on first
+use, so that the config can be used without importing torch.
 """
 
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitreous.tasks.config import Masking as Masking
     from vitreous.tasks.config import Optim as Optim
     from vitreous.tasks.config import Segmenting as Segmenting
+    from vitreous.tasks.config import SemiSupervised as SemiSupervised
     from vitreous.tasks.config import TableTargets as TableTargets
     from vitreous.tasks.config import TrainConfig as TrainConfig
     from vitreous.tasks.distil import Distil as Distil
@@ -60,6 +61,7 @@ _HOMES = {
     "segment_source": "vitreous.tasks.segmentation_metrics",
     "SegmentEvaluation": "vitreous.tasks.segmentation_metrics",
     "Segmenting": "vitreous.tasks.config",
+    "SemiSupervised": "vitreous.tasks.config",
     "TableTargets": "vitreous.tasks.config",
     "Task": "vitreous.tasks.base",
     "TASKS": "vitreous.tasks.all_tasks",

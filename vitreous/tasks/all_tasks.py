@@ -7,6 +7,7 @@ from vitreous.tasks.masked import Mae, Mpp
 from vitreous.tasks.multilabel import MultiLabelTask
 from vitreous.tasks.regress import Regress
 from vitreous.tasks.segment import Segment
+from vitreous.tasks.semi import Consistency, MetaPseudoLabels, NoisyStudent
 
 TASKS: dict[str, type[Task]] = {
     "classify": Classify,
@@ -16,4 +17,11 @@ TASKS: dict[str, type[Task]] = {
     "mae": Mae,
     "mpp": Mpp,
     "distil": Distil,
+}
+
+# Classification with --unlabelled, by the value of --semi.
+SEMI_SUPERVISED: dict[str, type[Task]] = {
+    "consistency": Consistency,
+    "noisy-student": NoisyStudent,
+    "meta-pseudo-labels": MetaPseudoLabels,
 }

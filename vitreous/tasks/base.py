@@ -5,7 +5,7 @@ b: batch; k: images.
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
@@ -113,6 +113,7 @@ class Task(ABC):
     complete_checkpoint: ClassVar[bool] = False  # True if checkpoints contain all that `evaluate_best` needs
     calibrates: ClassVar[bool] = False  # True if `calibrate` can calibrate the best checkpoint
     closed_form: ClassVar[bool] = False  # True if `solve` computes the weights without training steps
+    completes_data: ClassVar[bool] = False  # True if the task has an earlier run or completes the data
     long_steps: ClassVar[bool] = True  # False if steps are too short to be compiled by default
     prepares_groups: ClassVar[bool] = True  # False if `prepare` needs much memory, e.g. for the outputs of a teacher
     labelled: ClassVar[bool] = True  # False if the task needs no labels
@@ -142,9 +143,14 @@ class Task(ABC):
         default = flatten(TrainConfig())
         for name, value in flatten(config).items():
             if name in TASK_OPTIONS - cls.options and value and value != default[name]:
-                raise BadValue(f"{name} is {value}, but it has no effect with --task {config.task}")
+                raise BadValue(f"{name} is {value}, but it has no effect with {cls.flag(config)}")
         if config.init == "auto" and not cls.labelled:
             fail("init", "auto", f"a checkpoint path or a catalog name for --task {config.task}")
+
+    @classmethod
+    def flag(cls, config: TrainConfig) -> str:
+        """Return the flag that selects this task, for error messages."""
+        return f"--task {config.task}"
 
     @classmethod
     def complete(cls, config: TrainConfig) -> TrainConfig:
@@ -187,6 +193,11 @@ class Task(ABC):
         return []
 
     @classmethod
+    def step_images(cls, config: TrainConfig) -> int:
+        """Return the number of images that a step processes per image of the batch size."""
+        return 1
+
+    @classmethod
     def choose_augmentation(cls, config: TrainConfig, count: int, side: int) -> tuple[Augmentation, str]:
         """Return the default augmentation and a short description of it."""
         return Augmentation(crop=padded_if(side <= SMALL), crop_scale=(0.2, 1.0)), "crop and flip"
@@ -210,6 +221,16 @@ class Task(ABC):
         if model.config.labels != classes or model.config.num_classes != len(classes):
             model.replace_head(len(classes), classes)
         return with_output(model, output)
+
+    @classmethod
+    def earlier_run(cls, config: TrainConfig) -> TrainConfig | None:
+        """Return the config of a run that must be finished before this run, such as that of its teacher."""
+        return None
+
+    @classmethod
+    def complete_data(cls, data: DataSet, config: TrainConfig, world: World, log: Callable[[str], None]) -> DataSet:
+        """Add results of the earlier run to the data, such as pseudo labels. All processes must call this."""
+        return data
 
     # ---- Training and evaluation -------------------------------------------------------------------------------------
 
@@ -247,6 +268,24 @@ class Task(ABC):
     @abstractmethod
     def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Return the loss and `train_metric`, both summed over a (micro-)batch. `module` may wrap `self.module()`."""
+
+    def learners(self) -> list[nn.Module]:
+        """Return the modules that a step updates in turn with `turn_losses`, or [] to update `module()` with `loss`."""
+        return []
+
+    def turn_losses(
+        self, modules: list[nn.Module], inputs: tuple[Tensor, ...], world: World
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the results of `loss` for each of several learners. `modules` may wrap them.
+
+        Each learner is updated before the generator continues, so the next loss can depend on the update. A step does
+        not update the remaining learners if the generator ends early. The first loss and metric are logged.
+        """
+        raise NotImplementedError
+
+    def start_step(self, step: int, total: int) -> None:
+        """Prepare for a step of a run with `total` steps, counted from 0."""
+        return
 
     @abstractmethod
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], precision: torch.dtype) -> Results:

@@ -175,6 +175,40 @@ class TableTargets:
             fail("target", " ".join(self.target), "distinct columns")
 
 
+@dataclass(frozen=True)
+class SemiSupervised:
+    """Semi-supervised classification: images without labels, in addition to --data."""
+
+    unlabelled: str | Path | None = None
+    """Images without labels: a folder or any other data set of --data, whose labels are ignored. If it has splits, only
+    train is used."""
+    semi: Literal["consistency", "noisy-student", "meta-pseudo-labels"] = "consistency"
+    """consistency: learn one's own confident predictions for weakly augmented images (FixMatch, arXiv 2001.07685);
+    noisy-student: learn the predictions of a teacher, several times in a row (arXiv 1911.04252); meta-pseudo-labels:
+    the teacher learns from the progress of its student (arXiv 2003.10580)."""
+    unlabelled_ratio: int = 7
+    """Unlabelled images per labelled image in a batch; --batch-size counts only the labelled images."""
+    unlabelled_weight: float = 1.0
+    """Weight of the loss on unlabelled images; for meta-pseudo-labels, of the teacher's loss on weak views."""
+    threshold: float | None = None
+    """Minimum probability of a pseudo label; lower ones are ignored. By default 0.95 for consistency, 0.3 for
+    noisy-student and 0.6 for meta-pseudo-labels, as chosen by the authors."""
+    rounds: int = 3
+    """noisy-student: number of students that are trained in a row; each is the teacher of the next."""
+
+    def __post_init__(self) -> None:
+        _convert(self, unlabelled=str)
+
+    def check(self) -> None:
+        check_whole("unlabelled_ratio", self.unlabelled_ratio, 1, 100)
+        check_whole("rounds", self.rounds, 1, 100)
+        check_real("unlabelled_weight", self.unlabelled_weight, 0, 1000)
+        check_real("threshold", self.threshold or 0, 0, 1)
+        for name, default in vars(SemiSupervised()).items():
+            if self.unlabelled is None and getattr(self, name) != default:
+                raise BadValue(f"{name} is {getattr(self, name)!r}, but it has no effect without --unlabelled")
+
+
 # Integer fields with their minimum and maximum.
 INTEGERS = (
     ("steps", 1, 10**9), ("accumulate", 1, 10**4), ("workers", 0, 1024), ("evaluate_every", 1, 10**6),
@@ -288,6 +322,7 @@ class TrainConfig:
     masking: Masking = field(default_factory=Masking)
     segmenting: Segmenting = field(default_factory=Segmenting)
     targets: TableTargets = field(default_factory=TableTargets)
+    semi_supervised: SemiSupervised = field(default_factory=SemiSupervised)
 
     out: str | Path | None = None
     """Run folder; by default the first of runs/NAME, runs/NAME-2, ... that does not exist."""
@@ -353,6 +388,7 @@ class TrainConfig:
         check_words(self)
         for group in (self.optim, self.augment, self.distillation, self.masking, self.segmenting, self.targets):
             group.check()
+        self.semi_supervised.check()
         if self.model is not None and self.init is not None:
             fail("model", self.model, "omitted with --init, because the checkpoint defines the architecture")
         check_real("val_fraction", self.val_fraction, 0.01, 0.9)
@@ -395,7 +431,7 @@ class TrainConfig:
 
 # Task-specific options. `Task.options` lists the options that a task uses.
 TASK_OPTIONS = frozenset({"smoothing", "balance", "progressive", "flip_test", "mixup", "cutmix"}).union(
-    *(vars(group()) for group in (Distillation, Masking, Segmenting, TableTargets))
+    *(vars(group()) for group in (Distillation, Masking, Segmenting, TableTargets, SemiSupervised))
 )
 
 

@@ -11,7 +11,16 @@ once. extend.py implements `vitreous.extend`. The run config and all task-specif
 from typing import TYPE_CHECKING
 
 from vitreous.common.lazy_names import lazy_names
-from vitreous.tasks.config import Augment, Distillation, Masking, Optim, Segmenting, TableTargets, TrainConfig
+from vitreous.tasks.config import (
+    Augment,
+    Distillation,
+    Masking,
+    Optim,
+    Segmenting,
+    SemiSupervised,
+    TableTargets,
+    TrainConfig,
+)
 
 if TYPE_CHECKING:
     from vitreous.training.extend import Extension as Extension
@@ -25,6 +34,16 @@ _HOMES = {
     "Run": "vitreous.training.run",
     "train": "vitreous.training.run",
 }
-__all__ = ["Augment", "Distillation", "Masking", "Optim", "Segmenting", "TableTargets", "TrainConfig", *_HOMES]
+__all__ = [
+    "Augment",
+    "Distillation",
+    "Masking",
+    "Optim",
+    "Segmenting",
+    "SemiSupervised",
+    "TableTargets",
+    "TrainConfig",
+    *_HOMES,
+]
 if not TYPE_CHECKING:  # mypy would accept any name
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,9 +176,11 @@ class _Choices:
         )
         if self.config.init is not None and self.task.labelled:
             ideal = self.task.fine_tuning.batch_size * (4 if self.count > LORA_IMAGES else 1)
+        each = self.task.step_images(self.config)
+        ideal = max(ideal // each, 16)
         if self.device == "cuda" or self.config.batch_size == "auto":
             model = self.task.planned_config(self.config, self.data, self.init)
-            fitting = self.processes * fitting_batch(model, free_memory(self.device))
+            fitting = max(self.processes * fitting_batch(model, free_memory(self.device)) // each, 1)
             if self.config.batch_size == "auto" or fitting < ideal:
                 ideal, reason = fitting, "fits in half of the free memory"
         parts = self.processes * self.config.accumulate
@@ -240,11 +242,12 @@ class _Choices:
 
     def keep_images(self) -> Choice:
         planned = self.task.planned_config(self.config, self.data, self.init)
-        reader = train_reader(self.data.train, self.config, planned, self.task.masks)
+        sources = [self.data.train] + ([] if self.data.unlabelled is None else [self.data.unlabelled])
+        readers = [train_reader(source, self.config, planned, self.task.masks) for source in sources]
         assert isinstance(self.config.batch_size, int)
         steps_per_epoch = max(self.count // self.config.batch_size, 1)
         epochs = self.config.epochs or (self.config.steps or 1) / steps_per_epoch
-        return choose_keep(reader, self.device, epochs)
+        return choose_keep(readers, self.device, epochs)
 
     def workers(self) -> Choice:
         keep, resized = self.config.keep_images, self.config.augment.crop == "resized"
@@ -341,11 +344,11 @@ def learning_rate(config: TrainConfig, fine_tuning: FineTuning) -> Choice:
     return Choice("lr", lr, f"{reason}, scaled with sqrt(batch size)")
 
 
-def choose_keep(reader: Reader, device: str, epochs: float) -> Choice:
+def choose_keep(readers: Sequence[Reader], device: str, epochs: float) -> Choice:
     """Choose where decoded training images are kept: on the GPU, in main memory, or nowhere."""
-    if epochs < 2 and not is_array(reader.source):
+    if epochs < 2 and not all(is_array(reader.source) for reader in readers):
         return Choice("keep_images", "no", "most images are used only once")
-    needed = kept_bytes(reader)
+    needed = sum(map(kept_bytes, readers))
     size = f"{needed / 1e9:.2g} GB" if needed >= 1e9 else f"{needed / 1e6:.0f} MB"
     if device == "cuda" and torch.cuda.is_available() and needed <= KEPT_FRACTION * free_memory("cuda"):
         return Choice("keep_images", "gpu", f"all images are decoded once and take {size}")

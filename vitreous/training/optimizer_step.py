@@ -370,3 +370,41 @@ class Stepper:
         if self.scaler.is_enabled():
             self.scaler.update()
         return skipped
+
+
+class TurnStepper(Stepper):
+    """Training step that updates several learners in turn, each with a loss that may depend on the updates before it.
+
+    `turns` are the steppers of the learners. `module` contains all of them.
+    """
+
+    def __init__(self, module: nn.Module, turns: list[Stepper]):
+        first = turns[0]
+        optimizers = Optimizers([part for turn in turns for part in turn.optimizers.parts])
+        super().__init__(first.task, module, optimizers, first.world, first.precision, first.scaler)
+        self.turns = turns
+
+    def __call__(self, batch: Batch) -> StepResult:
+        return self._take_turns(batch, update=True)
+
+    def rehearse(self, batch: Batch) -> None:
+        self._take_turns(batch, update=False)
+        self.optimizers.zero_grad()
+
+    def _take_turns(self, batch: Batch, update: bool) -> StepResult:
+        inputs = self.task.prepare(batch)
+        count = inputs[-1].sum()
+        total = self.world.sum(count.clone()).clamp(min=1)
+        losses = self.task.turn_losses([turn.compiled for turn in self.turns], inputs, self.world)
+        reported: list[Tensor] = []
+        skipped = torch.zeros_like(count)
+        for turn in self.turns:
+            with mixed_precision(self.world.device, self.precision):
+                result = next(losses, None)
+            if result is None:
+                break
+            torch.autograd.backward(self.scaler.scale(result[0] * self.world.size / total))
+            reported += [value.detach() for value in result]
+            if update:
+                skipped = torch.maximum(skipped, turn._optimizer_step())
+        return StepResult(reported[0], reported[1], count, skipped)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 # ---- Time ------------------------------------------------------------------------------------------------------------
 
-PHASES = ("set-up", "compile", "data", "steps", "evaluation", "checkpoints", "report")
+PHASES = ("set-up", "earlier runs", "compile", "data", "steps", "evaluation", "checkpoints", "report")
 
 
 class PhaseTimer:
@@ -116,7 +116,8 @@ class Monitor:
 
     def add(self, result: StepResult, batch: Batch) -> None:
         self._sums += torch.where(result.skipped > 0, 0, torch.stack([result.loss, result.metric, result.count]))
-        self._images += len(batch.labels) * self.world.size
+        more = 0 if batch.unlabelled is None else len(batch.unlabelled.labels)
+        self._images += (len(batch.labels) + more) * self.world.size
         self.unreadable |= dict.fromkeys(batch.problems)
         self.check()
         self._pending = (_AsyncNumber(result.skipped), batch)

@@ -41,7 +41,7 @@ from vitreous.training.progress import (
 )
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
 from vitreous.training.run_results import summarise
-from vitreous.training.setup import Job, set_up, task_class_of
+from vitreous.training.setup import Job, batch_slices, set_up, task_class_of
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import NativeCheckpoint, load_folder
 
@@ -133,16 +133,37 @@ def train(
         if chosen.advice and not pretrained:
             console.print(f"  {chosen.advice}")
 
+        def open_folder(config: TrainConfig) -> None:
+            if config.resume:
+                run_folder.record_command(folder, command, here)
+            else:
+                run_folder.create(config, command, here, held)
+            if here.first and (config.allow_data_change or not (folder / run_folder.DATA).exists()):
+                DataRecord.of(dataset, classes).write(folder / run_folder.DATA)
+
+        if task_class.completes_data:
+            batch_slices(config, dataset, here)  # raises before the earlier run starts
+            earlier = task_class.earlier_run(config)
+            if earlier is not None and not config.resume:
+                run_folder.check_free(run_folder.folder_of(earlier))
+            open_folder(config)  # first, so that a killed run can be resumed in the earlier run
+            try:
+                with phases("earlier runs"):
+                    if earlier is not None and not resume:
+                        _finish_earlier(earlier, folder, here, command)
+                    dataset = task_class.complete_data(dataset, config, here, console.print)
+            except ValueError:
+                if here.first:
+                    run_folder.release(folder)
+                raise
         job = set_up(config, dataset, here, task_class, opened, phases)
         for note in job.notes:
             console.print(f"  auto: {note}")
         notes, config = notes + job.notes, job.config
-        if config.resume:
-            run_folder.record_command(folder, command, here)
-        else:
-            run_folder.create(config, command, here, held)
-        if here.first and (config.allow_data_change or not (folder / run_folder.DATA).exists()):
-            DataRecord.of(dataset, classes).write(folder / run_folder.DATA)
+        if not task_class.completes_data:
+            open_folder(config)
+        elif here.first and not resume:
+            run_folder.write_config(replace(config, resume=False, allow_data_change=False))
         before = _previous_progress(folder, job, console) if resume else Progress()
         with job.trackers.started(folder, resume) if here.first else nullcontext():
             _train_with_display(job, folder, before.step, resume)
@@ -151,6 +172,25 @@ def train(
                 metrics = summarise(job, folder, console, notes)
             job.trackers.log({"step": job.total_steps, **metrics}, prefix="final_")
         return Run(folder, metrics)
+
+
+def _finish_earlier(config: TrainConfig, folder: Path, here: World, command: str) -> None:
+    """Train or resume a run that the run in `folder` needs. If it has already finished, do nothing."""
+    earlier = run_folder.folder_of(config)
+    if here.first_only((earlier / "metrics.json").exists):
+        return
+    started = here.first_only((earlier / run_folder.CONFIG).exists)
+    change = config.allow_data_change and started
+    config = replace(config, resume=started, auto_resume=False, allow_data_change=change)
+    if here.first:
+        print(f"\n{earlier}:", flush=True)
+    try:
+        train(config, command=command)
+    except Interrupted as stop:
+        message = f"{str(stop).split(';')[0]} of {earlier}; resume with `vitreous train --out "
+        raise Interrupted(stop.signal_number, f"{message}{shlex.quote(str(folder))} --resume`") from None
+    if here.first:
+        print(f"\n{folder}:", flush=True)
 
 
 def evaluation_time(job: Job) -> float:
@@ -240,6 +280,7 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
             torch.manual_seed((config.seed * 1_000_003 + step * 1_009 + world.rank) % 2**63)
             fraction = rate_fraction(step, job.total_steps, config.optim)
             state.optimizers.set_rate(fraction)
+            job.task.start_step(step, job.total_steps)
             monitor.add(job.stepper(batch), batch)
             if state.ema is not None:
                 state.ema.update(step)
@@ -328,7 +369,7 @@ def solve(job: Job, folder: Path, display: ProgressDisplay) -> None:
 
 def _check_unreadable(job: Job, names: list[str]) -> None:
     """Raise ValueError if too many training images are unreadable."""
-    count, given = len(job.data.train), job.config.max_unreadable
+    count, given = len(job.data.train) + len(job.data.unlabelled or ()), job.config.max_unreadable
     allowed = MAX_UNREADABLE if given is None else given
     if len(names) / count > allowed:
         raise ValueError(

@@ -6,6 +6,7 @@ data.json.gz         names, labels and splits of all samples, to detect changed 
 last/, step-*/       checkpoints to resume from; best/ contains only the model
 metrics.jsonl        one line per epoch
 metrics.json         final metrics
+pseudo_labels.npz    probabilities that a teacher predicts for unlabelled images; its run is in teacher/
 trackers.json        ids of the run in experiment trackers
 .lock                locked by the training process; contains the pid and the host name
 .saved               exists once `last/` has been written
@@ -48,7 +49,7 @@ CONFIG, DATA, METRICS, LOCK, SAVED = "config.json", "data.json.gz", "metrics.jso
 COMMANDS = "commands.txt"
 WRITTEN = (
     "last", "best", METRICS, DATA, COMMANDS, "metrics.json", "report.html", "curves.png", "calibration.png",
-    "confusion.png", "mistakes.png", "samples.png", "segments.png", "reconstructions.png",
+    "confusion.png", "mistakes.png", "samples.png", "segments.png", "reconstructions.png", "pseudo_labels.npz",
 )  # fmt: skip
 MAY_CHANGE = (
     "resume", "auto_resume", "out", "device", "workers", "parallel", "data_root", "max_unreadable", "allow_data_change",
@@ -123,7 +124,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 def release(folder: Path) -> None:
     """Remove the run folder if setup failed before the first checkpoint."""
-    if any((folder / name).exists() for name in ("last", "best", METRICS)):
+    if any((folder / name).exists() for name in ("last", "best", METRICS)) or any(folder.glob(f"*/{CONFIG}")):
         return
     for name in (CONFIG, COMMANDS, DATA, LOCK):
         (folder / name).unlink(missing_ok=True)
@@ -141,9 +142,13 @@ def create(config: TrainConfig, command: str, world: World, held: ExitStack) -> 
     world.first_only(lambda: check_free(folder))  # another run may have used the folder since the first check
     if world.first:
         (folder / SAVED).unlink(missing_ok=True)
-        with atomic_file(folder / CONFIG) as aside:
-            aside.write_text(json.dumps(to_dict(config), indent=2))
+        write_config(config)
     record_command(folder, command, world)
+
+
+def write_config(config: TrainConfig) -> None:
+    with atomic_file(folder_of(config) / CONFIG) as aside:
+        aside.write_text(json.dumps(to_dict(config), indent=2))
 
 
 def record_command(folder: Path, command: str, world: World) -> None:
@@ -202,6 +207,7 @@ def read_config(folder: Path) -> TrainConfig:
 # ---- Data record -----------------------------------------------------------------------------------------------------
 
 MAX_RATIO = 300  # of compression; a record of long paths reaches 110, a gzip bomb 1,000
+UNLABELLED = "unlabelled"  # split of the images of --unlabelled
 POSITION = re.compile(r"\[\d+\]$")  # end of the name of a sample that is identified only by its index
 
 
@@ -223,14 +229,15 @@ class DataRecord:
     @classmethod
     def of(cls, data: DataSet, classes: Sequence[str]) -> "DataRecord":
         """Create a record of a data set and the classes of the task."""
-        sources = {"train": data.train, "val": data.val} | ({} if data.test is None else {"test": data.test})
+        sources = {UNLABELLED: data.unlabelled, "train": data.train, "val": data.val, "test": data.test}
         labelled = bool(classes) and tuple(classes) == data.classes
         splits = {
             split: SplitRecord(
                 [source.name(index) for index in range(len(source))],
-                [source.label(index) for index in range(len(source))] if labelled else [],
+                [source.label(index) for index in range(len(source))] if labelled and split != UNLABELLED else [],
             )
             for split, source in sources.items()
+            if source is not None
         }
         return cls(list(classes), splits)
 

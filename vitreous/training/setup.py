@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from vitreous.common.distributed import World
 from vitreous.common.threads import cores
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import (
+    UNLABELLED_SEED,
     Batch,
     BatchSlice,
     EvalLoader,
+    PairedLoader,
     Reader,
     StreamLoader,
     TargetLoader,
@@ -40,7 +42,7 @@ from vitreous.data.resident import (
 )
 from vitreous.data.sources.base import DataSet, Source, Subset
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.tasks.all_tasks import TASKS
+from vitreous.tasks.all_tasks import SEMI_SUPERVISED, TASKS
 from vitreous.tasks.base import Results, Task, open_init
 from vitreous.tasks.classify import Classify
 from vitreous.tasks.config import TrainConfig
@@ -61,7 +63,7 @@ from vitreous.training.compiling import (
 from vitreous.training.ddp_fsdp import parallelise
 from vitreous.training.grouped_loader import GroupedLoader, group_size
 from vitreous.training.lda_head import LdaHead
-from vitreous.training.optimizer_step import Ema, Stepper, add_lora, build_optimizers
+from vitreous.training.optimizer_step import Ema, Stepper, TurnStepper, add_lora, build_optimizers
 from vitreous.training.progress import PhaseTimer, ProgressDisplay, counted
 from vitreous.training.trackers import Trackers
 from vitreous.training.whitening import IMAGES, whiten_patches
@@ -121,8 +123,12 @@ class Job:
 
 
 def task_class_of(config: TrainConfig, custom: type[Task] | None = None) -> type[Task]:
-    """Return LdaHead for `train_only="lda"`, otherwise `custom` if given, otherwise the class of `config.task`."""
+    """Return `custom` if given, otherwise the class of `config.task`, or its variant for `unlabelled` or "lda"."""
     task_class = custom or TASKS[config.task]
+    if task_class is Classify and config.semi_supervised.unlabelled is not None:
+        if config.train_only == "lda":
+            fail("train_only", "lda", "all, head or lora with --unlabelled")
+        return SEMI_SUPERVISED[config.semi_supervised.semi]
     if config.train_only != "lda":
         return task_class
     if not issubclass(task_class, Classify):
@@ -140,15 +146,8 @@ def set_up(
 ) -> Job:
     """Build a run. `task_class` overrides the config's task. `init` is the --init checkpoint if it is already open."""
     phases, task_class = phases or PhaseTimer(), task_class or task_class_of(config)
-    custom = task_class not in TASKS.values()
-    size, unit = config.batch_size, world.size * config.accumulate
-    assert isinstance(size, int), "the config must be complete"
-    if size % unit:
-        below = max(size // unit, 1) * unit
-        fail("batch_size", size, f"a multiple of processes x accumulate ({unit}), such as {below} or {below + unit}")
-    place = BatchSlice(size, world.rank, world.size)
-    if len(data.train) < place.batch_size:
-        fail("batch_size", place.batch_size, f"at most the number of training images ({len(data.train)})")
+    custom = task_class not in (*TASKS.values(), *SEMI_SUPERVISED.values())
+    place, more = batch_slices(config, data, world)
     trackers = Trackers(config)  # raises if a package is missing
 
     torch.manual_seed(config.seed)
@@ -170,38 +169,74 @@ def set_up(
     if custom and config.train_only != "lora":  # LoRA is merged before saving
         check_not_swapped(model)  # checkpoints of a model with swapped modules cannot be loaded
     module = task.module().train()
+    learners = task.learners() or [module]
+    backbones = [backbone if learner is module else cast(Model, learner).backbone for learner in learners]
     if config.checkpoint_blocks:
         if not backbone.blocks:
             raise BadValue("--checkpoint-blocks needs a model with transformer blocks")
-        backbone.recompute_blocks()
+        for encoder in backbones:
+            encoder.recompute_blocks()
 
-    wrapped = parallelise(module, world, config.parallel) if world.many else module
+    wrapped = [parallelise(learner, world, config.parallel) if world.many else learner for learner in learners]
     if config.optim.optimizer == "muon" and (config.train_only != "all" or not backbone.blocks):
         fail("optimizer", "muon", "adamw or sgd, because muon needs a ViT with --train-only all")
-    optimizers = build_optimizers(module, config.optim, backbone)
+    optimizers = [
+        build_optimizers(learner, config.optim, encoder) for learner, encoder in zip(learners, backbones, strict=True)
+    ]
     ema = Ema(model, config.optim.ema) if config.optim.ema is not None else None
     precision = dtype_of(config, world)
 
     steps_per_epoch = len(data.train) // place.batch_size
     total = config.steps or max(round((config.epochs or 1) * steps_per_epoch), 1)
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
-    stepper = Stepper(task, wrapped, optimizers, world, precision, scaler, config.accumulate, config.optim.clip)
+    steppers = [
+        Stepper(task, part, own, world, precision, scaler, config.accumulate, config.optim.clip)
+        for part, own in zip(wrapped, optimizers, strict=True)
+    ]
+    stepper = steppers[0] if len(steppers) == 1 else TurnStepper(module, steppers)
     exact = exact_from(config.decode, total / steps_per_epoch)
     reader = train_reader(data.train, config, model.config, task.masks, exact)
     with phases("data"):
         loader = task.train_loader(data, world, place, precision)
+        progress = counted if world.first else lambda items, *_: items
         if loader is None:
-            progress = counted if world.first else lambda items, *_: items
             loader = train_loader(reader, config, place, world.device, progress)
         resident = isinstance(loader, ResidentLoader)
         if data.train.targets is not None:
             loader = TargetLoader(loader, data.train)
         group = group_size(place.batch_size // world.size, model.config.image_size)
-        if resident and not custom and task.prepares_groups and group > 1:
+        if resident and not custom and task.prepares_groups and group > 1 and data.unlabelled is None:
             loader = GroupedLoader(loader, task.prepare, steps_per_epoch, group)
-    state = State(model, module, optimizers, ema, scaler)
+        if data.unlabelled is not None:
+            other = dataclasses.replace(config, seed=config.seed + UNLABELLED_SEED)
+            reader = train_reader(data.unlabelled, other, model.config, exact_from=exact)
+            unlabelled = train_loader(reader, other, more, world.device, progress)
+            if data.unlabelled.targets is not None:
+                unlabelled = TargetLoader(unlabelled, data.unlabelled)
+            loader = PairedLoader(loader, unlabelled)
+    state = State(model, module, stepper.optimizers, ema, scaler)
     job = Job(config, data, world, task, state, stepper, loader, place, steps_per_epoch, total, phases, trackers)
     return compile_step(job, called_once=not custom)
+
+
+def batch_slices(config: TrainConfig, data: DataSet, world: World) -> tuple[BatchSlice, BatchSlice]:
+    """Return this process's slices of the labelled and unlabelled batches. Raise if there are too few images."""
+    size, unit = config.batch_size, world.size * config.accumulate
+    assert isinstance(size, int), "the config must be complete"
+    if size % unit:
+        below = max(size // unit, 1) * unit
+        fail("batch_size", size, f"a multiple of processes x accumulate ({unit}), such as {below} or {below + unit}")
+    place = BatchSlice(size, world.rank, world.size)
+    if len(data.train) < place.batch_size:
+        fail("batch_size", place.batch_size, f"at most the number of training images ({len(data.train)})")
+    more = BatchSlice(size * config.semi_supervised.unlabelled_ratio, world.rank, world.size)
+    if data.unlabelled is not None and len(data.unlabelled) < more.batch_size:
+        count, ratio = len(data.unlabelled), config.semi_supervised.unlabelled_ratio
+        raise BadValue(
+            f"--unlabelled has {count} images, but a batch needs {more.batch_size} of them (batch_size {size} x "
+            f"unlabelled_ratio {ratio})"
+        )
+    return place, more
 
 
 def compile_step(job: Job, called_once: bool) -> Job:

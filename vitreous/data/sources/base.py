@@ -5,6 +5,7 @@ A label applies to a whole image, a mask to its pixels. Masks are optional; sour
 `FoundData`, which has a source for each split and a list of problems.
 """
 
+import copy
 import functools
 import os
 import re
@@ -76,6 +77,7 @@ class DataSet:
     test: Source | None
     note: str  # summary of the splits for the user
     val_drawn: bool = False  # True if val was drawn at random from the train images
+    unlabelled: Source | None = None  # more training images, whose labels are unknown
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -157,6 +159,15 @@ class Subset(Source):
 
     def mask(self, index: int) -> np.ndarray:
         return self.source.mask(int(self.indices[index]))
+
+
+def without_labels(source: Source) -> Source:
+    """Return the images of a source without their labels, all in one class without a name."""
+    if isinstance(source, Subset):
+        return Subset(without_labels(source.source), source.indices)
+    bare = copy.copy(source)
+    bare.labels, bare.classes, bare.targets = np.zeros_like(source.labels), ("",), None
+    return bare
 
 
 @functools.cache
