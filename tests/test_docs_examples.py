@@ -161,7 +161,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
             picture.save(folder / "masked" / kind / f"{i}.png")
     (folder / "masked" / "classes.txt").write_text("0 background\n1 shape\n")
     (folder / "unlabelled").mkdir()
-    for i in range(12):
+    for i in range(60):
         draw_shape(rng, "")[0].save(folder / "unlabelled" / f"{i}.png")
     draw_shape(rng, "ellipse")[0].resize((64, 48)).save(folder / "cat.jpg")
     tiny = {"depth": 2, "width": 48, "num_heads": 3, "mlp_width": 96}
