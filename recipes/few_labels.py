@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from recipes.masked_cifar10 import finished
+from recipes.finished_run import finished
 from vitreous.data.open import open_data
 from vitreous.data.sources.base import ArraySource, FileSource, Source, Subset
 from vitreous.training import SemiSupervised, TrainConfig

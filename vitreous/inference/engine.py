@@ -34,7 +34,7 @@ from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import ValueRange, pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
-from vitreous.inference.cpu_backends import NAMES, WORTH, Backend, CpuFunction, check_backend
+from vitreous.inference.cpu_backends import NAMES, Backend, CpuFunction, check_backend
 from vitreous.inference.cuda_graphs import CudaGraphs
 from vitreous.inference.fp8 import check_fp8
 from vitreous.model.base_config import Task
@@ -296,7 +296,8 @@ class Engine(ABC):
 
     def prepare(self, images: int) -> None:
         """Choose the backend for a job of this size now, so that no later prediction waits for it."""
-        if not any(images * function.operations >= WORTH for function in self.functions):
+        self.expected = images
+        if not any(function.is_worth_it() for function in self.functions):
             for function in self.functions:
                 function.chosen = True
             return
