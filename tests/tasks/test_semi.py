@@ -316,13 +316,13 @@ def test_default_options(semi: Any) -> None:
 
 
 INVALID: list[tuple[dict[str, Any], str]] = [
-    ({"semi_supervised": SemiSupervised(semi="noisy-student")}, "no effect without --unlabelled"),
+    ({"semi_supervised": SemiSupervised(semi="consistency")}, "no effect without --unlabelled"),
     ({"semi_supervised": SemiSupervised(threshold=0.5)}, "no effect without --unlabelled"),
     ({"semi_supervised": SemiSupervised("x", unlabelled_ratio=0)}, "unlabelled_ratio"),
     ({"semi_supervised": SemiSupervised("x", threshold=1.5)}, "threshold"),
-    ({"semi_supervised": SemiSupervised("x", rounds=2)}, "rounds is 2, but it has no effect with --semi consistency"),
+    ({"semi_supervised": SemiSupervised("x", "consistency", rounds=2)}, "rounds is 2.* --semi consistency"),
     ({"semi_supervised": SemiSupervised("x"), "task": "mae"}, "no effect with --task mae"),
-    ({"semi_supervised": SemiSupervised("x"), "balance": 0.5}, "no effect with --semi consistency"),
+    ({"semi_supervised": SemiSupervised("x"), "balance": 0.5}, "no effect with --semi noisy-student"),
     ({"semi_supervised": SemiSupervised("x"), "train_only": "lda"}, "train_only"),
     ({"semi_supervised": SemiSupervised("x", "meta-pseudo-labels"), "accumulate": 2}, "accumulate"),
     ({"semi_supervised": SemiSupervised("x", "meta-pseudo-labels"), "parallel": "fsdp"}, "parallel"),

@@ -182,10 +182,10 @@ class SemiSupervised:
     unlabelled: str | Path | None = None
     """Images without labels: a folder or any other data set of --data, whose labels are ignored. If it has splits, only
     train is used."""
-    semi: Literal["consistency", "noisy-student", "meta-pseudo-labels"] = "consistency"
-    """consistency: learn one's own confident predictions for weakly augmented images (FixMatch, arXiv 2001.07685);
-    noisy-student: learn the predictions of a teacher, several times in a row (arXiv 1911.04252); meta-pseudo-labels:
-    the teacher learns from the progress of its student (arXiv 2003.10580)."""
+    semi: Literal["noisy-student", "consistency", "meta-pseudo-labels"] = "noisy-student"
+    """noisy-student: learn the predictions of a teacher, several times in a row (arXiv 1911.04252); consistency: learn
+    one's own confident predictions for weakly augmented images (FixMatch, arXiv 2001.07685); meta-pseudo-labels: the
+    teacher learns from the progress of its student (arXiv 2003.10580)."""
     unlabelled_ratio: int = 7
     """Unlabelled images per labelled image in a batch; --batch-size counts only the labelled images."""
     unlabelled_weight: float = 1.0
