@@ -6,7 +6,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from vitreous.cli import ImageSize
-from vitreous.common.checks import fail
+from vitreous.common.checks import BadValue, fail
 from vitreous.common.text import plural, printable
 
 
@@ -34,8 +34,10 @@ def quantise(
     from vitreous.exporting.quantise_checkpoint import quantise as quantise_checkpoint
     from vitreous.weights.native import is_checkpoint, store_int8_scales
 
-    if out is None and (image_size or not is_checkpoint(checkpoint)):
-        fail("out", out, "a folder, unless the checkpoint is a Vitreous checkpoint and --image-size is omitted")
+    if out is None and image_size:
+        fail("image_size", image_size, "omitted without --out, because the scales are for the checkpoint's image size")
+    if out is None and not is_checkpoint(checkpoint):
+        raise BadValue(f"{checkpoint} is not a folder with a Vitreous checkpoint; pass --out FOLDER to write one")
     result = quantise_checkpoint(checkpoint, data, image_size=image_size or None, max_images=max_images)
     if out is None:
         store_int8_scales(checkpoint, result.scales)
