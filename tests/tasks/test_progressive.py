@@ -83,8 +83,11 @@ def test_resumed_run_sees_the_same_images(tmp_path: Path) -> None:
         TrainConfig(data="digits", progressive=1.5),
         TrainConfig(data="shapes", progressive=0.5, task="segment"),
         TrainConfig(data="digits", progressive=0.5, task="mae"),
+        TrainConfig(data="digits", progressive=1.0, model="ViT-Ti/4", image_size=(16,), epochs=2, device="cpu"),
+        TrainConfig(data="digits", progressive=0.5, model="ViT-Ti/4", image_size=(16,), steps=2, device="cpu"),
     ],
 )
-def test_unsuitable_settings_are_rejected(config: TrainConfig) -> None:
+def test_unsuitable_settings_are_rejected(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(BadValue, match="progressive"):
         train(config)

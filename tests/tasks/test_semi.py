@@ -255,6 +255,15 @@ def test_labels_of_unlabelled_images_are_removed(tmp_path: Path) -> None:
         assert part.classes == ("",)
 
 
+def test_held_out_images_of_the_same_data_are_not_used() -> None:
+    data = NoisyStudent.open_data(dataclasses.replace(config(unlabelled="digits"), data="digits"), None)
+    assert data.unlabelled is not None
+    held_out = {data.val.name(index) for index in range(len(data.val))}
+    used = {data.unlabelled.name(index) for index in range(len(data.unlabelled))}
+    assert used == {data.train.name(index) for index in range(len(data.train))}
+    assert not used & held_out
+
+
 def test_pseudo_labels_are_the_predictions_of_the_teacher(tmp_path: Path) -> None:
     whole = Preprocessing(crop_fraction=1.0)
     teacher = model(labels=("a", "b", "c"), preprocessing=whole).eval()
@@ -278,6 +287,9 @@ def test_pseudo_labels_are_the_predictions_of_the_teacher(tmp_path: Path) -> Non
         NoisyStudent.complete_data(
             dataclasses.replace(data, unlabelled=pick(source, np.arange(4))), given, ALONE, lines.append
         )
+    swapped = dataclasses.replace(data, unlabelled=pick(source, np.array([1, 0, 2, 3, 4])))
+    with pytest.raises(ValueError, match="does not belong"):
+        NoisyStudent.complete_data(swapped, given, ALONE, lines.append)
     (tmp_path / "pseudo_labels.npz").unlink()
     save(model(labels=("a", "b", "d")), tmp_path / "other")
     other = dataclasses.replace(config("noisy-student", rounds=1), distillation=Distillation(tmp_path / "other"))

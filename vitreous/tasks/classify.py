@@ -4,6 +4,7 @@ b: batch; c: channels; h, w: height and width.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -135,6 +136,10 @@ class Classify(Task):
             steps_per_epoch = len(data.train) // self.config.batch_size
             epochs = self.config.epochs or (self.config.steps or 1) / steps_per_epoch
             self.progressive = Progressive.of(self.model.config, self.config.progressive * epochs)
+            if self.progressive.size(math.ceil(epochs) - 1) != self.model.config.image_size:
+                fail(
+                    "progressive", self.config.progressive, f"a fraction that leaves at least one of {epochs:g} epochs"
+                )
         if self.config.balance:
             labels = torch.from_numpy(data.train.labels)
             counts = torch.bincount(labels, minlength=len(data.train.classes)).float()

@@ -29,7 +29,7 @@ from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import UNLABELLED_SEED, Batch
 from vitreous.data.open import open_unlabelled
 from vitreous.data.sources.arrays import read_npz
-from vitreous.data.sources.base import DataSet
+from vitreous.data.sources.base import DataSet, without_labels
 from vitreous.inference.engine import evaluation_mode
 from vitreous.inference.predictor import Predictor
 from vitreous.model.inputs import normalise
@@ -68,7 +68,10 @@ class SemiTask(Classify):
     def open_data(cls, config: TrainConfig, init: Checkpoint | None) -> DataSet:
         data = super().open_data(config, init)
         root = None if config.data_root is None else Path(config.data_root)
-        unlabelled = open_unlabelled(str(config.semi_supervised.unlabelled), root, config.seed)
+        spec = str(config.semi_supervised.unlabelled)
+        # The images of the data itself, without those that are held out from it for validation.
+        same = spec == str(config.data) and data.val_drawn
+        unlabelled = without_labels(data.train) if same else open_unlabelled(spec, root, config.seed)
         return replace(data, unlabelled=unlabelled, note=f"{data.note}; unlabelled {len(unlabelled):,}")
 
     @classmethod
@@ -182,24 +185,26 @@ class NoisyStudent(SemiTask):
         assert data.unlabelled is not None
         out, first = Path(str(config.out)), config.distillation.teacher if cls.earlier_run(config) is None else None
         file, shape = out / PSEUDO_LABELS, (len(data.unlabelled), len(data.classes))
+        names = [data.unlabelled.name(index) for index in range(shape[0])]
         if not world.first_only(file.exists):
             teacher = load_encoder(first or out / TEACHER / "best").to(world.device).eval()
             if teacher.config.labels != data.classes and (
                 teacher.config.labels or teacher.config.num_classes != shape[1]
             ):
                 fail("teacher", first, f"a classifier of the {shape[1]} classes of {data.name}")
-            predictor = Predictor(teacher, world.device, EVALUATION_BATCH, workers=config.workers)
+            predictor = Predictor(teacher, world.device, EVALUATION_BATCH, workers=config.workers or None)
             progress = ProgressLines(log) if world.first else silent
-            names = tuple(map(str, range(shape[1])))
-            mine = classify_source(predictor, data.unlabelled, names, world.rank, world.size, True, progress)
+            outputs = tuple(map(str, range(shape[1])))
+            mine = classify_source(predictor, data.unlabelled, outputs, world.rank, world.size, True, progress)
             logits = type(mine).join(world.gather(mine)).logits
             assert logits is not None
             if world.first:
                 with atomic_file(file) as aside, open(aside, "wb") as stream:
-                    np.savez_compressed(stream, probabilities=logits.softmax(1).numpy())
+                    np.savez_compressed(stream, probabilities=logits.softmax(1).numpy(), names=np.array(names))
             world.wait()
-        probabilities = read_npz(file).get("probabilities")
-        if probabilities is None or probabilities.shape != shape:
+        stored = read_npz(file)
+        probabilities = stored.get("probabilities")
+        if probabilities is None or probabilities.shape != shape or stored["names"].tolist() != names:
             raise ValueError(f"{file} does not belong to the {shape[0]:,} images of --unlabelled; start a new run")
         assert config.semi_supervised.threshold is not None
         used = int((probabilities.max(1) >= config.semi_supervised.threshold).sum())
@@ -264,6 +269,10 @@ class MetaPseudoLabels(SemiTask):
                 fail(name, getattr(config, name), f"{value} for {cls.flag(config)}")
         if config.compile:
             fail("compile", config.compile, f"omitted for {cls.flag(config)}")
+
+    @classmethod
+    def step_images(cls, config: TrainConfig) -> int:
+        return 1 + 2 * config.semi_supervised.unlabelled_ratio  # the graphs of both models
 
     def module(self) -> nn.Module:
         return self.net

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.common.distributed import World
-from vitreous.common.text import roughly, single_spaced
+from vitreous.common.text import plural, roughly, single_spaced
 from vitreous.inference.cuda_graphs import call_without_waiting
 from vitreous.tasks.base import Choice
 from vitreous.tasks.config import TrainConfig
@@ -106,8 +106,8 @@ def record_graphs(stepper: Stepper, rehearse: Callable[[], None], count: int = 1
     The memory of a step remains reserved for the graphs. A step that needs much of it keeps the GPU busy anyway.
     """
     available = torch.cuda.is_available()
-    if available and torch.cuda.max_memory_allocated() > GRAPH_MEMORY * torch.cuda.mem_get_info()[1]:
-        return f"a step needs more than {GRAPH_MEMORY:.0%} of the memory"
+    if available and torch.cuda.max_memory_allocated() * count > GRAPH_MEMORY * torch.cuda.mem_get_info()[1]:
+        return f"{plural(count, 'step')} would need more than {GRAPH_MEMORY:.0%} of the memory"
     stream = torch.cuda.current_stream() if available else None
     stepper.compiled = GraphedModule(stepper.compiled, count)
     if failed := _error(rehearse):

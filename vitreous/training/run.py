@@ -152,11 +152,13 @@ def train(
                     if earlier is not None and not resume:
                         _finish_earlier(earlier, folder, here, command)
                     dataset = task_class.complete_data(dataset, config, here, console.print)
+                job = set_up(config, dataset, here, task_class, opened, phases)
             except ValueError:
                 if here.first:
                     run_folder.release(folder)
                 raise
-        job = set_up(config, dataset, here, task_class, opened, phases)
+        else:
+            job = set_up(config, dataset, here, task_class, opened, phases)
         for note in job.notes:
             console.print(f"  auto: {note}")
         notes, config = notes + job.notes, job.config
@@ -187,7 +189,9 @@ def _finish_earlier(config: TrainConfig, folder: Path, here: World, command: str
     try:
         train(config, command=command)
     except Interrupted as stop:
-        message = f"{str(stop).split(';')[0]} of {earlier}; resume with `vitreous train --out "
+        place = str(stop).split(";")[0]
+        place = place if " of " + str(earlier) in place else f"{place} of {earlier}"
+        message = f"{place}; resume with `vitreous train --out "
         raise Interrupted(stop.signal_number, f"{message}{shlex.quote(str(folder))} --resume`") from None
     if here.first:
         print(f"\n{folder}:", flush=True)

@@ -126,7 +126,7 @@ def release(folder: Path) -> None:
     """Remove the run folder if setup failed before the first checkpoint."""
     if any((folder / name).exists() for name in ("last", "best", METRICS)) or any(folder.glob(f"*/{CONFIG}")):
         return
-    for name in (CONFIG, COMMANDS, DATA, LOCK):
+    for name in (CONFIG, COMMANDS, DATA, LOCK, "pseudo_labels.npz"):
         (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
@@ -332,7 +332,7 @@ def _changes(before: DataRecord, now: DataRecord) -> str:
 
 def _unacceptable(before: DataRecord, now: DataRecord) -> str:
     """Return the reason to reject a change of the data, or an empty string if the change is acceptable."""
-    trained = before.names("train") - before.names("val", "test")
+    trained = before.names("train", UNLABELLED) - before.names("val", "test")
     held_out, vanished = now.names("val", "test"), {_without_split(name) for name in trained - now.names()}
     leaked = {name for name in held_out - before.names() if _without_split(name) in vanished} | (trained & held_out)
     if leaked:

@@ -152,13 +152,13 @@ def set_up(
 
     torch.manual_seed(config.seed)
     model = task_class.build_model(config, data, init or open_init(config))
-    if config.whiten:
-        whiten_patches(model.backbone, some_images(data.train, model.config))
-    model = model.to(world.device)
     if config.value_range is not None:
         how = dataclasses.replace(model.config.preprocessing, value_range=config.value_range)
         for part in (model, model.backbone):
             part.config = part.config.override({"preprocessing": how})
+    if config.whiten:
+        whiten_patches(model.backbone, some_images(data.train, model.config))
+    model = model.to(world.device)
     copy_to_memory(model)  # unmap the weights from the --init file, and make them contiguous for checkpoints
     backbone = model.backbone
     freeze(model, config)
@@ -209,6 +209,7 @@ def set_up(
             loader = GroupedLoader(loader, task.prepare, steps_per_epoch, group)
         if data.unlabelled is not None:
             other = dataclasses.replace(config, seed=config.seed + UNLABELLED_SEED)
+            exact = exact_from(config.decode, total * more.batch_size / len(data.unlabelled))
             reader = train_reader(data.unlabelled, other, model.config, exact_from=exact)
             unlabelled = train_loader(reader, other, more, world.device, progress)
             if data.unlabelled.targets is not None:

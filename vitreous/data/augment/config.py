@@ -53,6 +53,8 @@ class Augmentation:
             check_real("augmentation.flip", self.flip, 0, 1)
         elif self.flip != "alternate":
             fail("augmentation.flip", self.flip, "a number from 0 to 1 or 'alternate'")
+        elif self.repeats > 1:
+            fail("augmentation.flip", self.flip, "a number from 0 to 1 with repeated augmentation")
         check_choice("augmentation.policy", self.policy, POLICIES)
         check_whole("augmentation.policy_layers", self.policy_layers, 1, 8)
         check_real("augmentation.policy_magnitude", self.policy_magnitude, 0, 15)
