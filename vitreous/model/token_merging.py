@@ -44,7 +44,7 @@ def merge(before: Merge, keys: Float[Tensor, "b n e"], r: int) -> Merge:
     r = min(r, n // 2)
     keys = F.normalize(keys.float(), dim=-1)
     similarity, partner = (keys[:, 1::2] @ keys[:, ::2].mT).max(dim=-1)
-    order = similarity.argsort(dim=-1, descending=True, stable=True)
+    order = similarity.argsort(dim=-1, descending=True)  # `stable` cannot be exported
     leaving, staying = order[:, :r], order[:, r:].sort(dim=-1).values
     partner = partner.gather(1, leaving)
 
