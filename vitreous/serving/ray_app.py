@@ -27,7 +27,8 @@ def run_on_ray(
 ) -> None:
     """Serve on a Ray cluster. See `vitreous.serve`."""
     names = [os.path.abspath(name) if os.path.exists(name) else str(name) for name in checkpoints]
-    load_models(names, image_size, "cpu", precision, settings.max_batch)  # raises here and not in a replica
+    on_cpu: Precision = "bf16" if precision == "fp8" else precision  # this machine need not have a GPU
+    load_models(names, image_size, "cpu", on_cpu, settings.max_batch)  # raises here and not in a replica
     warn_without_key(settings.host, settings)
 
     def build(resources: FittedWorkers) -> Callable[[], Any]:
