@@ -199,10 +199,10 @@ def agreements(model: Model, data: str, precisions: tuple[str, ...], most: int) 
     places = np.linspace(0, len(source) - 1, min(most, len(source))).round().astype(int)
     images = [source.image(int(place)) for place in places]
     truth = torch.from_numpy(source.labels[places])
-    expected = Predictor(model, "cpu", backend="torch").logits(images).argmax(1)
+    expected = Predictor(model, "cpu").logits(images).argmax(1)
     rows = []
     for precision in precisions:
-        predictor = Predictor(model, "cpu", precision=precision)  # type: ignore[arg-type]
+        predictor = Predictor(model, "cpu", precision=precision, backend="auto")  # type: ignore[arg-type]
         predictor.prepare(10**6)
         labels = predictor.logits(images).argmax(1)
         same, right = (float((labels == other).float().mean()) for other in (expected, truth))

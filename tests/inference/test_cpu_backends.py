@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import logging
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from vitreous.model.calibration import FRACTIONS, Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.int8 import Int8Scales
 from vitreous.model.protocol import Model
+from vitreous.model.token_merging import merging
+from vitreous.serving.models import serve_model
 from vitreous.weights.native import int8_scales, set_int8_scales
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 40, 50, 3), dtype=np.uint8)
@@ -91,6 +94,13 @@ def test_results_are_those_of_pytorch(precision: Any, backend: Any, model: Model
     assert precision in other.where
 
 
+def test_merged_tokens_give_the_results_of_pytorch(model: Model) -> None:
+    pytest.importorskip("openvino")
+    exact, other = (Predictor(model, "cpu", backend=name, merge_tokens=4) for name in ("torch", "openvino"))  # type: ignore[arg-type]
+    torch.testing.assert_close(other.logits(IMAGES), exact.logits(IMAGES), atol=1e-4, rtol=1e-4)
+    assert "OpenVINO" in other.where
+
+
 @pytest.mark.slow
 def test_features_are_those_of_pytorch(model: Model) -> None:
     pytest.importorskip("openvino")
@@ -156,14 +166,14 @@ def test_a_small_job_uses_pytorch_and_a_large_one_the_fastest_backend(
     opened = faked(monkeypatch)
     times = {"torch": 3.0, "onnxruntime": 2.0, "openvino": 1.0}
     monkeypatch.setattr(cpu_backends, "measure", lambda runs: {name: times[name] for name in runs})
-    predictor = Predictor(classifier, "cpu")
+    predictor = Predictor(classifier, "cpu", backend="auto")
     predictor.logits(IMAGES)
     assert "PyTorch" in predictor.where
     assert not opened
     predictor.prepare(10**9)
     assert "OpenVINO" in predictor.where
-    assert opened == ["onnxruntime", "openvino"]
-    many = Predictor(classifier, "cpu")
+    assert opened == ["onnxruntime", "openvino", "openvino"]  # the features use the same measurement
+    many = Predictor(classifier, "cpu", backend="auto")
     monkeypatch.setattr(cpu_backends, "WORTH", 1.0)
     many.logits(IMAGES)
     assert "OpenVINO" in many.where
@@ -179,7 +189,7 @@ def test_the_second_predictor_does_not_measure(
         return {name: float(name != "onnxruntime") for name in runs}
 
     def prepared(network: Model) -> Predictor:
-        predictor = Predictor(network, "cpu")
+        predictor = Predictor(network, "cpu", backend="auto")
         predictor.prepare(10**9)
         return predictor
 
@@ -188,7 +198,7 @@ def test_the_second_predictor_does_not_measure(
     other_weights = vitreous.create("ViT-Lite-6/4", num_classes=5, overrides={"depth": 1})
     assert "onnxruntime" in prepared(other_weights).where
     assert len(measured) == 1
-    assert opened == ["onnxruntime", "openvino", "onnxruntime"]
+    assert opened == ["onnxruntime", "openvino", *["onnxruntime"] * 3]
     prepared(vitreous.create("ViT-Lite-6/4", num_classes=5, overrides={"depth": 2}))  # another shape
     assert len(measured) == 2
     for file in (tmp_path / "cache" / "cpu-backends").iterdir():
@@ -199,10 +209,12 @@ def test_the_second_predictor_does_not_measure(
 
 def test_an_inexact_backend_is_not_used(classifier: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     faked(monkeypatch, factor=1.01)
-    exact, other = Predictor(classifier, "cpu", backend="torch"), Predictor(classifier, "cpu", backend="openvino")
+    exact, other = Predictor(classifier, "cpu"), Predictor(classifier, "cpu", backend="auto")
+    other.prepare(10**9)
     assert torch.equal(exact.logits(IMAGES), other.logits(IMAGES))
     assert "PyTorch" in other.where
-    assert "error" in other.functions[0].reason
+    with pytest.raises(ValueError, match="error"):
+        Predictor(classifier, "cpu", backend="openvino").logits(IMAGES)
 
 
 def test_a_changed_model_is_computed_with_pytorch(classifier: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,10 +230,62 @@ def test_a_changed_model_is_computed_with_pytorch(classifier: Model, monkeypatch
                 network.heads[0].bias += 1  # type: ignore[operator]
             torch.testing.assert_close(predictor.logits(IMAGES), before + 1)
         else:
-            network.register_forward_hook(lambda *_: calls.append(1))
+            hook = network.register_forward_hook(lambda *_: calls.append(1))
             predictor.logits(IMAGES)
             assert calls
         assert "PyTorch" in predictor.where
+    hook.remove()
+    predictor.logits(IMAGES)
+    assert "OpenVINO" in predictor.where
+
+
+def test_a_failing_backend_is_dropped(classifier: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    faked(monkeypatch)
+    working = cpu_backends.CpuFunction.open
+
+    def open_backend(function: cpu_backends.CpuFunction[Any], name: str, path: Path) -> Any:
+        if name == "openvino":
+            raise RuntimeError("\x1b[96mno\x1b[0m\nsuch instruction")
+        return working(function, name, path)
+
+    monkeypatch.setattr(cpu_backends.CpuFunction, "open", open_backend)
+    monkeypatch.setattr(cpu_backends, "measure", lambda runs: {name: float(name == "torch") for name in runs})
+    predictor = Predictor(classifier, "cpu", backend="auto")
+    predictor.prepare(10**9)
+    assert "onnxruntime" in predictor.where
+    with pytest.raises(ValueError, match="OpenVINO cannot compute this model: no such instruction$"):
+        Predictor(classifier, "cpu", backend="openvino").logits(IMAGES)
+    monkeypatch.setattr(cpu_backends, "free_memory", lambda device: 10)
+    with pytest.raises(ValueError, match="memory"):
+        Predictor(classifier, "cpu", backend="onnxruntime").logits(IMAGES)
+
+
+def test_only_jobs_choose_a_backend_by_default(classifier: Model) -> None:
+    assert vitreous.predict(classifier, IMAGES, device="cpu").engine.backend == "auto"  # type: ignore[attr-defined]
+    assert serve_model(classifier, device="cpu").predictor.backend == "auto"
+    assert Predictor(classifier, "cpu").backend == "torch"
+    assert Predictor(quantised(classifier), "cpu", precision="int8").backend == "auto"
+
+
+def test_prepare_keeps_a_requested_backend(classifier: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    faked(monkeypatch)
+    predictor = Predictor(classifier, "cpu", backend="onnxruntime")
+    predictor.prepare(1)
+    assert len(predictor.functions) == 2  # logits and features
+    assert all(function.backend == "onnxruntime" for function in predictor.functions.values())  # type: ignore[attr-defined]
+
+
+def test_measurements_are_for_a_number_of_merged_tokens(classifier: Model) -> None:
+    keys = {cpu_backends._cache_key(merging(classifier, r), "fp32", 8) for r in (0, 2, 2, 3)}
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize("round_trip", [copy.deepcopy, lambda predictor: pickle.loads(pickle.dumps(predictor))])
+def test_copies_of_a_predictor_give_the_same_results(round_trip: Any, model: Model) -> None:
+    predictor = Predictor(model, "cpu", backend="auto")
+    before = predictor.logits(IMAGES)
+    assert torch.equal(round_trip(predictor).logits(IMAGES), before)
+    assert not round_trip(predictor).functions
 
 
 def test_a_model_that_cannot_be_converted_is_computed_with_pytorch(classifier: Model) -> None:
@@ -233,9 +297,12 @@ def test_a_model_that_cannot_be_converted_is_computed_with_pytorch(classifier: M
 
     classifier.heads[0] = Odd()
     classifier.head = Odd()
-    predictor = Predictor(classifier, "cpu", backend="openvino")
+    predictor = Predictor(classifier, "cpu", backend="auto")
+    predictor.prepare(10**9)
     assert predictor.logits(IMAGES).isfinite().all()
-    assert "converted" in predictor.functions[0].reason
+    assert "PyTorch" in predictor.where
+    with pytest.raises(ValueError, match="OpenVINO cannot compute this model"):
+        Predictor(classifier, "cpu", backend="openvino").logits(IMAGES)
 
 
 # ---- Arguments -------------------------------------------------------------------------------------------------------
@@ -248,7 +315,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
     for options in ({"precision": "int8"}, {"backend": "openvino"}):
         with pytest.raises(ValueError, match=r'pip install "vitreous\[.*openvino.*\]"'):
             Predictor(model, "cpu", **options)  # type: ignore[arg-type]
-    predictor = Predictor(model, "cpu")
+    predictor = Predictor(model, "cpu", backend="auto")
     predictor.prepare(10**9)
     assert "PyTorch" in predictor.where
 
@@ -258,6 +325,9 @@ def test_invalid_arguments_are_rejected(model: Model, classifier: Model) -> None
     for options in ({"backend": "tensorrt"}, {"precision": "bf16", "backend": "onnxruntime"}, {"precision": "int4"}):
         with pytest.raises(BadValue):
             Predictor(model, "cpu", **options)  # type: ignore[arg-type]
+    for options in ({"precision": "int8"}, {"backend": "openvino"}):
+        with pytest.raises(BadValue, match="compile"):
+            Predictor(model, "cpu", compile=True, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="vitreous quantise"):
         Predictor(classifier, "cpu", precision="int8")
 

@@ -28,7 +28,7 @@ def test_replayed_predictions_equal_direct_ones(precision: str) -> None:
         direct = predictor.logits(images[:count])
         for _ in range(RECORDED_CALL + 1):
             torch.testing.assert_close(predictor.logits(images[:count]), direct, atol=2e-2, rtol=2e-2)
-    graphs = predictor._score
+    [graphs] = predictor.functions.values()
     assert isinstance(graphs, CudaGraphs)
     assert sorted(shape[0] for shape in graphs.graphs) == [1, 4, 8]
     with torch.no_grad():

@@ -85,6 +85,23 @@ def test_predictor_switches_after_the_first_images(monkeypatch: pytest.MonkeyPat
     assert torch.equal(eight.embed(images[2:]), eight.embed(images)[2:])  # scales are fixed from now on
 
 
+def test_outputs_of_a_predictor_switch_too_and_refused_models_stay_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitreous.inference.engine.check_fp8", lambda *_: None)
+    monkeypatch.setattr(predictor, "CALIBRATION_IMAGES", 5)
+    model = vitreous.create("ViT-Lite-6/4", num_classes=3).eval()
+    eight = vitreous.Predictor(model, "cpu", precision="fp8")
+    with torch.inference_mode():
+        for expected in (False, True):
+            eight.outputs(torch.randn(3, 3, 32, 32).bfloat16())
+            assert bool(quantised_layers(eight.network)) == expected
+    monkeypatch.setattr(fp8, "SIMILARITY", 2.0)
+    refused = vitreous.Predictor(model, "cpu", precision="fp8")
+    images = np.zeros((6, 32, 32, 3), dtype=np.uint8)
+    for count in (6, 1):
+        with pytest.raises(ValueError, match="fp8"):
+            refused.logits(images[:count])
+
+
 def test_unsupported_models_and_devices_are_named(small: ViTConfig) -> None:
     for device, model, word in (
         (CPU, build(small), "GPU"),

@@ -33,6 +33,7 @@ Workload = Literal["train", "inference", "latency"]
 Forward = Callable[[Tensor], Tensor]
 # Largest difference of an output from float64, as a fraction of the largest output. Others compute another function.
 TOLERANCES = {torch.float32: 1e-2, torch.bfloat16: 0.1}
+LONG_JOB = 10**6  # images, so that predictors on a CPU choose their backend as in `vitreous predict`
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,10 @@ def _default_step(model: Any, case: Case) -> Forward:
 
 
 def _predictor(model: Any, case: Case, **options: Any) -> Forward:
-    options = {"precision": "bf16" if case.dtype == torch.bfloat16 else "fp32"} | options
-    return Predictor(model, case.device, workers=0, **options).outputs
+    options = {"precision": "bf16" if case.dtype == torch.bfloat16 else "fp32", "backend": "auto"} | options
+    predictor = Predictor(model, case.device, len(case.images), workers=0, **options)
+    predictor.prepare(LONG_JOB)
+    return predictor.outputs
 
 
 def _whole(model: Any, case: Case) -> Forward:

@@ -41,8 +41,9 @@ def embed(
         flip: Average the embeddings of each image and its mirror image.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
-        precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090, and uses bf16 for the first
-            32 images. int8 is for CPUs and checkpoints with int8 scales; see `vitreous quantise`.
+        precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090; the first 32 images
+            determine the scales, and batches before the 32nd image are computed in bf16. int8 is for CPUs and
+            checkpoints with int8 scales; see `vitreous quantise`.
         decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some embeddings slightly.
         merge_tokens: Number of pairs of patches that every block of a ViT merges (ToMe): faster, but changes results.
         engine: `ray` computes on a Ray cluster: the one at RAY_ADDRESS or on this machine, or else a new one here.

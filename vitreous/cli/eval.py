@@ -61,8 +61,9 @@ def evaluate(
         seed: Seed for the held-out split and the probe. Use the value from training.
         batch_size: Images per batch.
         device: auto, cpu, cuda or mps.
-        precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090, and uses bf16 for the first
-            32 images. int8 is for CPUs and checkpoints with int8 scales; see `vitreous quantise`.
+        precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090; the first 32 images
+            determine the scales, and batches before the 32nd image are computed in bf16. int8 is for CPUs and
+            checkpoints with int8 scales; see `vitreous quantise`.
         workers: Number of threads that decode images.
         flip: Average the predictions for each image and its mirror image.
         decode: JPEG decoding. `fast` decodes large JPEGs at a reduced scale, which changes some results slightly.

@@ -50,8 +50,9 @@ def serve(
         port: Port to listen on; 0 picks a free port.
         image_size: Input size, by default that of the checkpoint. Position embeddings are resampled.
         device: auto, cpu, cuda or mps.
-        precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090, and uses bf16 for the first
-            32 images. int8 is for CPUs and checkpoints with int8 scales; see `vitreous quantise`.
+        precision: Compute precision. fp8 needs a ViT and a GPU such as an H100 or RTX 4090; the first 32 images
+            determine the scales, and batches before the 32nd image are computed in bf16. int8 is for CPUs and
+            checkpoints with int8 scales; see `vitreous quantise`.
         max_batch: Maximum number of images per batch.
         max_wait_ms: Longest time in milliseconds that an image waits for its batch to fill.
         queue: Maximum number of waiting requests; further requests get status 429.

@@ -29,7 +29,7 @@ from vitreous.inference.engine import NOT_A_NUMBER
 from vitreous.inference.predictor import Embedder, FeatureKind
 from vitreous.model.protocol import Model
 from vitreous.weights.io.safetensors_file import write_tensors
-from vitreous.weights.native import weights_digest
+from vitreous.weights.native import int8_scales, weights_digest
 
 BUDGET = 512 << 20  # maximum size in bytes of a probe's temporary tensors, in addition to features and weights
 
@@ -183,7 +183,8 @@ def read_features(file: Path) -> FeatureSet | None:
 
 def digest(model: Model, source: Source, **how: object) -> str:
     """Hash everything that the features depend on. Return 32 hexadecimal digits."""
-    weights = weights_digest(model.config, model.state_dict())
+    scales = int8_scales(model).tensors() if how.get("precision") == "int8" else {}
+    weights = weights_digest(model.config, {**model.state_dict(), **scales})
     total = hashlib.sha256(json.dumps([vitreous.__version__, weights, how], sort_keys=True).encode())
     for stamp in _stamps(source):
         total.update(len(stamp).to_bytes(8, "little") + stamp)

@@ -1,7 +1,8 @@
 """Functions of a batch of images on a CPU, computed by PyTorch, onnxruntime or OpenVINO.
 
 The fastest backend depends on the processor, the model and the precision, so that it is measured on images of the first
-large job. The result is stored below VITREOUS_CACHE, and the next start does not measure again.
+large job. The result is stored below VITREOUS_CACHE, and the next start does not measure again. If a backend was
+requested and fails, ValueError is raised; "auto" uses another one.
 
 To write a model for another runtime takes several seconds, which small jobs do not save. A backend is therefore chosen
 at the start of a job that, together with earlier ones, needs about as long with PyTorch.
@@ -15,6 +16,7 @@ import json
 import math
 import os
 import platform
+import re
 import tempfile
 import threading
 import time
@@ -28,10 +30,13 @@ from torch import Tensor, nn
 
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import check_choice, fail
+from vitreous.common.device import free_memory
+from vitreous.common.text import single_spaced
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.data.sources.download import cache_folder
 from vitreous.model.fused_encoder import has_hooks
 from vitreous.model.protocol import Model
+from vitreous.model.token_merging import MergingEncoder
 from vitreous.runtimes.sessions import Session, computes_bf16, onnxruntime_session, openvino_session
 
 Backend = Literal["auto", "torch", "onnxruntime", "openvino"]
@@ -47,6 +52,7 @@ WRITING = ("onnx", "onnxscript")  # packages that write the file for both runtim
 # Floating-point operations per thread. PyTorch needs 5 to 20 seconds for a job that is worth a conversion.
 WORTH, MEASURED = 5e11, 5e10
 ROUNDS = 5
+COPIES = 5  # of the weights in memory during a conversion
 BUSY = 1.5  # load per core
 # Largest error relative to the values of PyTorch; a backend with a larger error is not used.
 MAX_ERROR = {"fp32": 1e-4, "bf16": 0.1, "int8": 0.1}
@@ -73,7 +79,7 @@ def check_backend(backend: str, precision: str, device: torch.device) -> None:
         if backend not in ("auto", "torch"):
             fail("backend", backend, f"auto or torch on {device}")
         return
-    if backend != "auto" and backend not in SUPPORTED[precision]:
+    if backend not in ("auto", "torch", *SUPPORTED.get(precision, ())):
         fail("backend", backend, f"auto or one of {', '.join(SUPPORTED[precision])} for {precision}")
     wanted = (backend,) if backend not in ("auto", "torch") else () if precision != "int8" else SUPPORTED["int8"]
     if wanted and all(missing(name) for name in wanted):
@@ -86,13 +92,13 @@ class CpuFunction(Generic[Outputs]):
 
     Args:
         function: Computes the outputs with a model.
-        model: The model. If its weights change or it gets hooks, PyTorch computes the outputs.
+        model: The model. PyTorch computes the outputs after a change of its weights, and while it has hooks.
         precision: "fp32", "bf16" or "int8". The parameters of the model must match it.
         backend: "auto" chooses the fastest backend when a job is large; others are used from the first call.
         expected: Returns the number of images up to the end of the current job.
 
     Attributes:
-        backend: The backend that computes the outputs.
+        backend: The backend of the latest call.
         reason: Why this backend is used.
         seconds: Measured time of each backend.
     """
@@ -111,32 +117,28 @@ class CpuFunction(Generic[Outputs]):
         self.seconds: dict[str, float] = {}
         self.session: Session | None = None
         self.chosen, self.lock, self.calls = False, threading.Lock(), 0
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        backbone = model.config.backbone
-        # Estimate for layers that are applied to every token or, in a ResNet, to every position of the last map.
-        self.operations = 2 * parameters * max(backbone.num_tokens, math.prod(backbone.grid), 1)
 
     def __call__(self, images: Tensor) -> Outputs:
-        if not self.chosen and (self.wanted != "auto" or self.is_worth_it()):
+        self.calls += 1
+        session = self.choice(images)
+        self.backend = "torch" if session is None else self.best
+        if session is None:
+            return self.function(self.model, images)
+        outputs = tuple(map(torch.from_numpy, session({"pixels": images.float().numpy()}).values()))
+        return outputs[0] if self.single else outputs  # type: ignore[return-value]
+
+    def choice(self, images: Tensor) -> Session | None:
+        """Return the session that computes these images, or None for PyTorch."""
+        if self.wanted == "torch" or any(map(has_hooks, self.model.modules())):
+            return None
+        if not self.chosen and (self.wanted != "auto" or is_worth_it(self.model, self.precision, self.expected())):
             with self.lock:
                 if not self.chosen:
                     self.choose(images)
                     self.chosen = True
-        self.calls += 1
-        if self.session is None:
-            return self.function(self.model, images)
-        if self.state() != self.before:
-            self.use_torch("the model was changed")
-            return self.function(self.model, images)
-        outputs = tuple(map(torch.from_numpy, self.session({"pixels": images.float().numpy()}).values()))
-        return outputs[0] if self.single else outputs  # type: ignore[return-value]
-
-    def is_worth_it(self) -> bool:
-        """Return True if the images take PyTorch longer than it takes to choose and prepare another backend.
-
-        PyTorch only simulates int8, with other rounding than the backends that compute in int8.
-        """
-        return self.precision == "int8" or self.expected() * self.operations >= WORTH * torch.get_num_threads()
+        if self.session is not None and self.weights() != self.before:
+            self.use_torch("the weights were changed")
+        return self.session
 
     @property
     def description(self) -> str:
@@ -144,55 +146,69 @@ class CpuFunction(Generic[Outputs]):
         return f"{NAMES[self.backend]} {_version(self.backend)}"
 
     def use_torch(self, reason: str) -> None:
-        self.session, self.backend, self.reason = None, "torch", reason
+        self.session, self.reason = None, reason
 
-    def state(self) -> tuple[object, ...]:
-        """Return values that change if the model gets hooks or other weights."""
+    def weights(self) -> tuple[tuple[int, int], ...]:
+        """Return values that change if the model gets other weights."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        versions = tuple((one.data_ptr(), 0 if one.is_inference() else one._version) for one in tensors)
-        return (any(map(has_hooks, self.model.modules())), versions)
+        return tuple((one.data_ptr(), 0 if one.is_inference() else one._version) for one in tensors)
 
     # ---- Choice ----
 
     def choose(self, images: Tensor) -> None:
         """Choose a backend, by measurements on these images unless it is known, and prepare it."""
-        self.before = self.state()
+        self.before = self.weights()
+        try:
+            self.prepare(images[: max(int(MEASURED * torch.get_num_threads() / operations(self.model)), 1)])
+        except Exception as error:  # the exporters and runtimes raise many kinds of errors
+            if self.wanted != "auto":
+                raise ValueError(f"{NAMES[self.wanted]} cannot compute this model: {_cause(error)}") from error
+            self.use_torch(_cause(error))
+
+    def prepare(self, images: Tensor) -> None:
+        """Open the fastest backend. Raise an error if no other backend than PyTorch computes the model."""
         names = available(self.precision) if self.wanted == "auto" else (self.wanted,)
         if names == ("torch",):
-            return self.use_torch("no other backend is installed" if self.wanted == "auto" else "it was requested")
-        if self.before[0]:
-            return self.use_torch("the model has hooks")
-        images = images[: max(int(MEASURED * torch.get_num_threads() / self.operations), 1)]
+            return self.use_torch("no other backend is installed")
         key = _cache_key(self.model, self.precision, len(images))
         known = _read_times(key, names) if len(names) > 1 else {}
         if known:
             names = (min(known, key=lambda name: known[name]),)
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                expected = self.function(self.model, images)
-                self.single = isinstance(expected, Tensor)
-                path = Path(folder, "model.onnx")
-                if names != ("torch",):
-                    self.write(path, images)
-                sessions = {name: self.open(name, path) for name in names if name != "torch"}
-            except Exception as error:  # the exporters raise many kinds of errors
-                return self.use_torch(f"the model cannot be converted: {' '.join(str(error).split())[:200]}")
+        if names == ("torch",):
+            self.seconds = known
+            return self.use_torch("the fastest")
+        needed, free = COPIES * sum(one.nbytes for one in self.model.state_dict().values()), free_memory("cpu")
+        if needed > free:
+            raise MemoryError(f"the conversion needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free")
+        expected = self.function(self.model, images)
+        self.single = isinstance(expected, Tensor)
         inputs = {"pixels": images.float().numpy()}
-        errors = {name: self.error(session(inputs), expected) for name, session in sessions.items()}
-        wrong = {name: error for name, error in errors.items() if not error <= MAX_ERROR[self.precision]}
+        sessions, problems = dict[str, Session](), list[str]()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "model.onnx")
+            self.write(path, images)
+            for name in names:
+                try:
+                    if name != "torch":
+                        session = self.open(name, path)
+                        self.check(session(inputs), expected)
+                        sessions[name] = session
+                except Exception as error:  # the other backends may work
+                    if self.wanted != "auto":
+                        raise
+                    problems.append(f"{NAMES[name]}: {_cause(error)}")
+        if not sessions:
+            raise ValueError("; ".join(problems))
         runs: dict[str, Callable[[], object]] = {
-            name: functools.partial(session, inputs) for name, session in sessions.items() if name not in wrong
+            name: functools.partial(session, inputs) for name, session in sessions.items()
         }
         runs |= {"torch": lambda: self.function(self.model, images)} if "torch" in names else {}
-        if not runs:
-            found = ", ".join(f"{NAMES[name]} {error:.1e}" for name, error in wrong.items())
-            return self.use_torch(f"the errors of others are too large: {found}")
         self.seconds = known or (measure(runs) if len(runs) > 1 else {})
         if self.seconds and not known:
             _write_times(key, self.seconds)
-        self.backend = min(runs, key=lambda name: self.seconds.get(name, 0.0))
+        self.best = min(runs, key=lambda name: self.seconds.get(name, 0.0))
         self.reason = "the fastest" if self.wanted == "auto" else "it was requested"
-        self.session = sessions.get(self.backend)
+        self.session = sessions.get(self.best)
         return None
 
     def write(self, path: Path, images: Tensor) -> None:
@@ -218,17 +234,17 @@ class CpuFunction(Generic[Outputs]):
         bf16 = self.precision == "bf16" or (self.precision == "int8" and computes_bf16())
         return openvino_session(path, bf16, threads)
 
-    def error(self, found: Mapping[str, np.ndarray], expected: Outputs) -> float:
-        """Return the largest error of an output: in float32 of any value, otherwise the root mean square."""
+    def check(self, found: Mapping[str, np.ndarray], expected: Outputs) -> None:
+        """Raise ValueError if an error is too large: in float32 of any value, otherwise the root mean square."""
         outputs: tuple[Tensor, ...] = (expected,) if isinstance(expected, Tensor) else expected
-        errors = []
         for value, one in zip(found.values(), outputs, strict=True):
             difference = torch.from_numpy(value).double() - one.double()
             if self.precision == "fp32":
-                errors.append(float(difference.abs().max() / one.abs().max().clamp(min=1)))
+                error = float(difference.abs().max() / one.abs().max().clamp(min=1))
             else:
-                errors.append(float(difference.square().mean().sqrt() / one.double().std().clamp(min=1e-6)))
-        return float(np.max(errors))
+                error = float((difference.square().mean() / one.double().square().mean().clamp(min=1e-12)).sqrt())
+            if not error <= MAX_ERROR[self.precision]:  # also if NaN
+                raise ValueError(f"its error is {error:.1e}, but must be at most {MAX_ERROR[self.precision]:.0e}")
 
 
 class _Module(nn.Module):
@@ -241,6 +257,21 @@ class _Module(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         outputs = self.function(self.model, pixels)
         return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+
+def operations(model: Model) -> int:
+    """Estimate the operations for an image: its layers are applied to every token or, in a ResNet, every position."""
+    backbone = model.config.backbone
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return 2 * parameters * max(backbone.num_tokens, math.prod(backbone.grid), 1)
+
+
+def is_worth_it(model: Model, precision: str, images: float) -> bool:
+    """Return True if the images take PyTorch longer than it takes to choose and prepare another backend.
+
+    PyTorch only simulates int8, with other rounding than the backends that compute in int8.
+    """
+    return precision == "int8" or images * operations(model) >= WORTH * torch.get_num_threads()
 
 
 def measure(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -260,6 +291,13 @@ def measure(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     return {name: min(values) for name, values in times.items()}
 
 
+def _cause(error: BaseException) -> str:
+    """Return the first cause of an error, in one line without colours."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return single_spaced(re.sub(r"\x1b\[[0-9;]*m", "", str(error) or type(error).__name__), 200)
+
+
 def is_busy() -> bool:
     """Return True if more threads are running on this machine than this process starts."""
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
@@ -275,6 +313,7 @@ def _cache_key(model: Model, precision: str, batch: int) -> str:
         "threads": torch.get_num_threads(),
         "packages": {name: _version(name) for name in NAMES},
         "model": [model.config.summary, list(model.config.image_size)],
+        "merge_tokens": [module.r for module in model.modules() if isinstance(module, MergingEncoder)],
         "tensors": [[name, list(tensor.shape)] for name, tensor in model.state_dict().items()],
         "precision": precision,
         "batch": batch,

@@ -54,15 +54,6 @@ class CudaGraphs(Generic[Outputs]):
         self.lock = threading.Lock()  # a graph has one input buffer
         self.pool: Any = None  # the memory of all graphs, which never run at the same time
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return CudaGraphs, (self.function,)  # copies record their own graphs
-
-    def clear(self) -> None:
-        """Forget all recordings, if the function has changed."""
-        with self.lock:
-            self.calls.clear()
-            self.graphs.clear()
-
     def __call__(self, images: Tensor) -> Outputs:
         size = 1 << (len(images) - 1).bit_length()
         if size > LARGEST or not images.is_cuda:

@@ -8,6 +8,7 @@ b: batch; c: channels; h, w: height and width.
 """
 
 import contextlib
+import functools
 import math
 import os
 import threading
@@ -34,7 +35,7 @@ from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import ValueRange, pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
-from vitreous.inference.cpu_backends import NAMES, Backend, CpuFunction, check_backend
+from vitreous.inference.cpu_backends import NAMES, Backend, CpuFunction, check_backend, is_worth_it
 from vitreous.inference.cuda_graphs import CudaGraphs
 from vitreous.inference.fp8 import check_fp8
 from vitreous.model.base_config import Task
@@ -238,7 +239,7 @@ class Engine(ABC):
         precision: Precision,
         batch_size: int,
         workers: int,
-        backend: Backend = "auto",
+        backend: Backend = "torch",
     ):
         config = getattr(model, "config", None)
         if not isinstance(config, ModelConfig) or config.task not in self.tasks:
@@ -257,11 +258,14 @@ class Engine(ABC):
         self.dtype = choose_dtype("bf16" if precision == "fp8" else precision, self.device)
         usual = "bf16" if self.dtype == torch.bfloat16 else "fp32"
         self.precision = precision if precision in ("fp8", "int8") else usual
+        if precision == "int8" and backend == "torch":  # PyTorch only simulates it
+            backend = "auto"
         check_backend(backend, self.precision, self.device)
         self.model, self.config = placed(model, self.device, self.dtype), config
         # In int8, the model itself remains in float32 for explanations.
         self.network = int8_scales(model).applied(self.model) if precision == "int8" else self.model
-        self.backend, self.functions, self.expected = backend, list[CpuFunction[Any]](), 0.0
+        self.backend, self.expected = backend, 0.0
+        self.functions: dict[Callable[[Any, Tensor], Any], Callable[[Tensor], Any]] = {}
         self.batch_size, self.workers, self.labels = batch_size, workers, class_names(config)
         self.throughput = Throughput(0, 0.0)
 
@@ -283,28 +287,35 @@ class Engine(ABC):
         """Description of the device, the backend and the precision of the latest results."""
         if self.device.type != "cpu":
             return f"{self.device} ({self.precision})"
-        used = [function.description for function in self.functions if function.calls]
+        functions = [function for function in self.functions.values() if isinstance(function, CpuFunction)]
+        used = [function.description for function in functions if function.calls]
         return f"cpu ({', '.join(dict.fromkeys(used)) or NAMES['torch']}, {self.precision})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "functions": {}}  # copies build their own
 
     def fast(self, function: Callable[[Any, Tensor], Output]) -> Callable[[Tensor], Output]:
         """Return a function of a batch of images in its fastest form, from a function of the model and the images."""
-        if self.device.type != "cpu" or self.precision == "fp8":
-            return CudaGraphs(lambda images: function(self.network, images))
-        fast = CpuFunction(function, self.network, self.precision, self.backend, lambda: self.expected)
-        self.functions.append(fast)
-        return fast
+        functions = self.functions  # another thread may replace them
+        return functions[function] if function in functions else functions.setdefault(function, self.build(function))
+
+    def build(self, function: Callable[[Any, Tensor], Output]) -> Callable[[Tensor], Output]:
+        if self.device.type != "cpu":
+            return CudaGraphs(functools.partial(function, self.network))
+        return CpuFunction(function, self.network, self.precision, self.backend, lambda: self.expected)
 
     def prepare(self, images: int) -> None:
         """Choose the backend for a job of this size now, so that no later prediction waits for it."""
-        self.expected = images
-        if not any(function.is_worth_it() for function in self.functions):
-            for function in self.functions:
-                function.chosen = True
+        if self.device.type != "cpu" or self.backend == "torch":
             return
-        self.expected = math.inf  # other functions, e.g. for embeddings, choose in their first call
+        if self.backend == "auto" and not is_worth_it(self.network, self.precision, images):
+            self.expected = -math.inf
+            return
+        self.expected = math.inf
         shape = (self.batch_size, *self.config.image_size, self.config.channels)
         noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-        list(self.answers()[self.config.task](noise))
+        for answer in self.answers().values():
+            list(answer(noise))
 
     def run(
         self, images: Images, step: Callable[[UInt8[Tensor, "b c h w"]], list[Any]], result: Callable[..., T]

@@ -55,10 +55,10 @@ def linear_layers(model: Model) -> dict[str, nn.Linear]:
 @torch.inference_mode()
 def to_fp8(model: M, images: Float[Tensor, "b c h w"]) -> M:
     """Return a copy of the model that multiplies in 8 bits. Raise ValueError if its features of the images differ."""
-    largest, expected = largest_inputs(model, images)
     layers = linear_layers(model)
     tensors = [*model.parameters(), *model.buffers()]
     quantised = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})  # shares the tensors
+    largest, expected = largest_inputs(quantised, images)  # other threads may use the model without its hooks
     for name, layer in layers.items():
         attention, part = name.rpartition(".")[::2]
         packed = [layers[f"{attention}.{other}"] for other in "qkv"] if part in ("q", "k", "v") else [layer]

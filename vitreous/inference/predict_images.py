@@ -137,6 +137,7 @@ class Worker:
     def __init__(self, job: Job, model: Model, decode_threads: int | None = None):
         options: dict[str, Any] = {"batch_size": job.batch_size, "precision": job.precision, "flip": job.flip}
         options |= {"decode": job.decode, "workers": decode_threads, "merge_tokens": job.merge_tokens}
+        options["backend"] = "auto"
         self.engine: Any
         self.columns: Columns | None
         if job.kind == "embed":

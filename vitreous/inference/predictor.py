@@ -7,7 +7,9 @@ b: batch; c: channels; h, w: height and width; d: feature width; k: classes.
 """
 
 import bisect
+import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -24,7 +26,6 @@ from vitreous.common.threads import cores
 from vitreous.data.image import decode, fit, resize
 from vitreous.data.sources.base import StoredImage
 from vitreous.inference.cpu_backends import Backend
-from vitreous.inference.cuda_graphs import CudaGraphs
 from vitreous.inference.engine import (
     NOT_A_NUMBER,
     Columns,
@@ -78,8 +79,8 @@ class Embedder(Engine):
         device: A torch device or "auto", which prefers CUDA, then MPS, then the CPU. None uses the model's device if it
             is an accelerator; otherwise, None is the same as "auto".
         precision: "fp32", "bf16", "fp8", "int8" or "auto", which uses bf16 on GPUs that support it, and fp32 otherwise.
-            "fp8" (on a GPU) uses bf16 for the first 32 images, which determine the scales of 8-bit numbers. "int8" (on
-            a CPU) is for models with int8 scales; see `vitreous.quantise`.
+            "fp8" is for GPUs: the first 32 images determine the scales, and batches before the 32nd image are computed
+            in bf16. "int8" is for CPUs, and models with int8 scales; see `vitreous.quantise`.
         flip: Average predictions (or features) over the image and its mirror image.
         compile: Use torch.compile. Batches are padded to a fixed size, so that the model is compiled only once.
         workers: Number of decoding threads. 0 decodes in the calling thread; None uses a thread per core, at most 16.
@@ -87,11 +88,11 @@ class Embedder(Engine):
         merge_tokens: Number of pairs of patches that every block of a ViT merges. This is faster, and can change the
             results.
         backend: "torch", "onnxruntime" or "openvino" computes on a CPU. "auto" uses PyTorch for small jobs, and the
-            fastest one for large jobs; see `vitreous.inference.cpu_backends`.
+            fastest one for large jobs; see `vitreous.inference.cpu_backends`. In int8, "torch" means "auto".
     """
 
     tasks: tuple[Task, ...] = ("classify", "multilabel", "regress", "embed")
-    takes, options = "a model with one output per image", frozenset({"decode", "merge_tokens"})
+    takes, options = "a model with one output per image", frozenset({"decode", "merge_tokens", "backend"})
     precisions = get_args(Precision)
 
     def __init__(
@@ -105,11 +106,13 @@ class Embedder(Engine):
         workers: int | None = None,
         decode: Literal["exact", "fast"] = "exact",
         merge_tokens: int = 0,
-        backend: Backend = "auto",
+        backend: Backend = "torch",
     ):
         check_choice("decode", decode, ("exact", "fast"))
+        if compile and (precision == "int8" or backend not in ("auto", "torch")):
+            fail("compile", compile, "False in int8, or with another backend than PyTorch")
         workers = min(cores(), 16) if workers is None else workers
-        super().__init__(model, device, precision, batch_size, workers, backend)
+        super().__init__(model, device, precision, batch_size, workers, "torch" if compile else backend)
         self.network, self.merge_tokens = merging(self.network, merge_tokens), merge_tokens
         self.flip, self.compiled, self.fast_decode = flip, compile, decode == "fast"
         self._first_images: Tensor | None = None  # until there are enough of them for fp8
@@ -117,9 +120,6 @@ class Embedder(Engine):
             self._first_images = torch.empty(
                 0, self.config.channels, *self.config.image_size, device=self.device, dtype=self.dtype
             )
-        self._score = self.fast(lambda model, images: model(images))
-        self._pool = self.fast(lambda model, images: model.pooled(images))
-        self._class_and_mean = self.fast(_class_and_mean)
 
     @property
     def width(self) -> int:
@@ -139,7 +139,7 @@ class Embedder(Engine):
             kind: "pooled" for the input of the head, or "class+mean" for the class token concatenated with the mean
                 patch token, as in DINOv2's linear probes.
         """
-        features = self._features_of(kind)
+        features = self.fast(self._features_of(kind))
 
         def step(pixels: Tensor) -> list[Any]:
             images = self.input(pixels)
@@ -168,7 +168,9 @@ class Embedder(Engine):
 
     def outputs(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n"]:
         """Return the logits, or the pooled features of a model without a head, of preprocessed images on its device."""
-        return (self._score if self.config.num_classes else self._pool)(images)
+        if self._first_images is not None:
+            self._switch_to_fp8(images)
+        return self.fast(_logits if self.config.num_classes else _pooled)(images)
 
     def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
         config = self.config
@@ -176,41 +178,55 @@ class Embedder(Engine):
 
     def input(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b2 c h w"]:
         if self._first_images is not None:
-            self._switch_to_fp8(self._first_images, super().input(pixels))
+            self._switch_to_fp8(super().input(pixels))
         if self.compiled:  # pad to a fixed size
             pixels = torch.cat([pixels, pixels.new_zeros(self.batch_size - len(pixels), *pixels.shape[1:])])
         return super().input(pixels)
 
-    def _switch_to_fp8(self, first: Tensor, images: Tensor) -> None:
+    def _switch_to_fp8(self, images: Tensor) -> None:
         """Collect the first images. As soon as there are enough, use a model in 8 bits."""
-        first = torch.cat([first, images])[:CALIBRATION_IMAGES]
-        self._first_images = first
-        if len(first) == CALIBRATION_IMAGES:
-            self._first_images = None  # if the model does not suit fp8, the next run uses bf16
-            self.network = to_fp8(self.network, first)
-            for function in vars(self).values():
-                if isinstance(function, CudaGraphs):
-                    function.clear()
+        with _SWITCHING:
+            if self._first_images is None:  # another thread was faster
+                return
+            self._first_images = torch.cat([self._first_images, images])[:CALIBRATION_IMAGES]
+            if len(self._first_images) == CALIBRATION_IMAGES:
+                self.network = to_fp8(self.network, self._first_images)
+                self.functions, self._first_images = {}, None
 
     def _scores(self, pixels: Tensor) -> Tensor:
-        return class_scores(self._score, self.input(pixels), self.flip, self.config.output)[: len(pixels)]
+        return class_scores(self.fast(_logits), self.input(pixels), self.flip, self.config.output)[: len(pixels)]
 
-    def fast(self, function: Callable[[Any, Tensor], Output]) -> Callable[[Tensor], Output]:
+    def build(self, function: Callable[[Any, Tensor], Output]) -> Callable[[Tensor], Output]:
         if self.compiled:
-            return torch.compile(lambda images: function(self.network, images))
-        return super().fast(function)
+            return torch.compile(functools.partial(function, self.network))
+        return super().build(function)
 
-    def _features_of(self, kind: FeatureKind) -> Callable[[Tensor], Tensor]:
+    def _features_of(self, kind: FeatureKind) -> Callable[[Any, Tensor], Tensor]:
         check_choice("features", kind, FEATURE_KINDS)
         if kind == "pooled":
-            return self._pool
+            return _pooled
         if not isinstance(self.config.pool, ClassToken):  # the class token is untrained
             fail("features", kind, f"'pooled' for a model with {type(self.config.pool).__name__} pooling")
-        return self._class_and_mean
+        return _class_and_mean
 
     def _check_head(self) -> None:
         if not self.config.num_classes:
             raise ValueError("the model has no classification head (num_classes is 0); use embed")
+
+
+_SWITCHING = threading.Lock()  # a lock of each predictor could not be pickled
+
+
+def _logits(model: Model, images: Tensor) -> Tensor:
+    return model(images)
+
+
+def _pooled(model: Model, images: Tensor) -> Tensor:
+    return model.pooled(images)
+
+
+def _both(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
+    return model.logits_and_pooled(images)
 
 
 def _class_and_mean(model: Model, images: Tensor) -> Tensor:
@@ -236,7 +252,7 @@ class Predictor(Embedder):
     """
 
     tasks, takes = ("classify", "embed"), "a classifier or encoder"
-    options = frozenset({"top", "decode", "coverage", "merge_tokens"})
+    options = frozenset({"top", "decode", "coverage", "merge_tokens", "backend"})
 
     def __init__(
         self,
@@ -251,7 +267,7 @@ class Predictor(Embedder):
         decode: Literal["exact", "fast"] = "exact",
         coverage: float | None = None,
         merge_tokens: int = 0,
-        backend: Backend = "auto",
+        backend: Backend = "torch",
     ):
         check_whole("top", top, 1, 2**31)
         super().__init__(model, device, batch_size, precision, flip, compile, workers, decode, merge_tokens, backend)
@@ -260,7 +276,6 @@ class Predictor(Embedder):
             check_coverage(coverage)
             if self.config.calibration is None:
                 raise ValueError(f"coverage is {coverage}, but {NOT_CALIBRATED}")
-        self._both = self.fast(lambda model, images: model.logits_and_pooled(images))
         self.columns = Columns(self.top, 0, self.config.calibration is not None, coverage is not None)
         usable = self.config.calibration is not None and self.model.familiarity is not None
         self._familiarity = self.model.familiarity.to(self.device) if usable else None
@@ -287,9 +302,10 @@ class Predictor(Embedder):
         if self._familiarity is None:
             return self._scores(pixels)
         images = self.input(pixels)
-        logits, pooled = (output.float() for output in self._both(images))
+        both = self.fast(_both)
+        logits, pooled = (output.float() for output in both(images))
         if self.flip:
-            others, mirrored = (output.float() for output in self._both(images.flip(-1)))
+            others, mirrored = (output.float() for output in both(images.flip(-1)))
             logits, pooled = mean_scores(logits, others, self.config.output), (pooled + mirrored) / 2
         return torch.cat([logits, self._familiarity.scores(pooled)[:, None]], dim=1)[: len(pixels)]
 
@@ -354,7 +370,7 @@ class MultiLabelPredictor(Embedder):
     """
 
     tasks, takes = ("multilabel",), "a multi-label classifier"
-    options = frozenset({"top", "decode", "merge_tokens"})
+    options = frozenset({"top", "decode", "merge_tokens", "backend"})
 
     def __init__(self, model: Model, device: str | torch.device | None = None, *, top: int = 5, **options: Any):
         check_whole("top", top, 1, 2**31)
@@ -568,6 +584,7 @@ def predictor_for(
     decode: Literal["exact", "fast"] = "exact",
     coverage: float | None = None,
     merge_tokens: int = 0,
+    backend: Backend = "torch",
 ) -> AnyPredictor:
     """Create the predictor for the model's task. See `Predictor` for the arguments.
 
@@ -579,8 +596,10 @@ def predictor_for(
     """
     kind = predictor_class(model.config)
     options: dict[str, Any] = {"workers": workers, "top": top, "decode": None if decode == "exact" else decode}
-    options |= {"coverage": coverage, "merge_tokens": merge_tokens or None}
+    options |= {"coverage": coverage, "merge_tokens": merge_tokens or None, "backend": backend}
+    if backend in ("auto", "torch") and "backend" not in kind.options:  # it always uses PyTorch
+        del options["backend"]
     options = {name: value for name, value in options.items() if value is not None}
-    for name in options.keys() & {"top", "decode", "coverage", "merge_tokens"} - kind.options:
+    for name in options.keys() & {"top", "decode", "coverage", "merge_tokens", "backend"} - kind.options:
         fail(name, options[name], f"omitted for {kind.takes}")
     return kind(model, device, batch_size=batch_size, precision=precision, flip=flip, **options)

@@ -20,7 +20,7 @@ from vitreous.inference.predict_images import Job, Worker
 from vitreous.inference.prediction_files import write, writer_for
 from vitreous.inference.shards import Shard, fingerprint
 from vitreous.model.protocol import Model
-from vitreous.weights.native import weights_digest
+from vitreous.weights.native import int8_scales, weights_digest
 
 MANIFEST = "_manifest.json"  # readers of Parquet folders ignore files that start with an underscore
 UNIMPORTANT = ("batch_size", "device")  # options that do not change the results
@@ -69,6 +69,7 @@ class ShardFolder:
 def _manifest(shards: Sequence[Shard], job: Job, model: Model) -> dict[str, Any]:
     familiarity = {} if model.familiarity is None else model.familiarity.tensors()
     tensors = {**model.state_dict(), **{f"familiarity.{name}": tensor for name, tensor in familiarity.items()}}
+    tensors |= int8_scales(model).tensors() if job.precision == "int8" else {}
     return {
         "format": 1,
         "options": {name: value for name, value in asdict(job).items() if name not in UNIMPORTANT},
