@@ -18,9 +18,11 @@ from vitreous.inference import Predictor
 from vitreous.model.build import build
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.inputs import normalise
+from vitreous.model.int8 import Int8Scales
 from vitreous.model.options import IMAGENET, GlobalAverage
 from vitreous.model.resnet import ResNet
 from vitreous.model.vit import ViT
+from vitreous.weights.native import set_int8_scales
 
 TOKEN = ViTConfig(image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, num_heads=4, mlp_width=64, num_classes=5)
 CONFIGS: dict[str, ViTConfig | ResNetConfig] = {
@@ -161,6 +163,13 @@ def test_a_damaged_cache_file_is_replaced(tmp_path: Path, keep: int) -> None:
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
 
 
+def with_scales(model: ViT | ResNet, span: float) -> ViT | ResNet:
+    """Attach int8 scales for one layer."""
+    name, layer = next((name, one) for name, one in model.named_modules() if isinstance(one, torch.nn.Linear))
+    set_int8_scales(model, Int8Scales({name: (torch.ones(layer.in_features), (-span, span))}))
+    return model
+
+
 def test_the_digest_covers_all_that_features_depend_on(folder: Source) -> None:
     model, images = random_model(), source()
     other_config = build(dataclasses.replace(TOKEN, preprocessing=IMAGENET))
@@ -172,6 +181,8 @@ def test_the_digest_covers_all_that_features_depend_on(folder: Source) -> None:
     relabelled, repainted = source(), source()
     relabelled.labels[0] = 2
     repainted.images[6, 19, 29, 2] ^= 1
+    eight = [digest(with_scales(model, span), images, kind="pooled", precision="int8") for span in (4.0, 4.0, 5.0)]
+    assert eight[0] == eight[1] != eight[2]
     keys = [
         digest(model, images, kind="pooled"),
         digest(model, images, kind="class+mean"),

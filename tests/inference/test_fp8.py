@@ -82,7 +82,10 @@ def test_predictor_switches_after_the_first_images(monkeypatch: pytest.MonkeyPat
     assert quantised_layers(eight.network)
     assert not quantised_layers(model)
     assert 0 < (later - expected).norm() / expected.norm() < 0.2
+    assert torch.equal(eight.logits(images), later)  # with the batch that completed the images
     assert torch.equal(eight.embed(images[2:]), eight.embed(images)[2:])  # scales are fixed from now on
+    other = vitreous.Predictor(model, "cpu", precision="fp8", batch_size=3)
+    assert torch.equal(other.embed(images)[3:], other.embed(images)[3:])
 
 
 def test_outputs_of_a_predictor_switch_too_and_refused_models_stay_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,16 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+import torch
 
 import vitreous
 from image_containers import small_images, write_folder, write_parquet, write_tar
 from predictors import random_model
+from vitreous.inference.predict_images import Job
 from vitreous.inference.prediction_files import as_dict
+from vitreous.inference.shard_folder import _manifest
+from vitreous.model.int8 import Int8Scales
+from vitreous.weights.native import set_int8_scales
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "batch_size": 4}
 
@@ -114,6 +119,16 @@ def test_results_of_another_run_are_not_mixed(change: str, model: Path, images: 
     with pytest.raises(ValueError, match="different run"):
         run(model, images, **options).write(out, shard_size=size)
     assert listed(out) == before
+
+
+def test_results_in_int8_depend_on_the_scales() -> None:
+    network, job = random_model("class token"), Job("predict", precision="int8")
+    manifests = []
+    for span in (4.0, 4.0, 5.0):
+        layer = network.get_submodule("head")
+        set_int8_scales(network, Int8Scales({"head": (torch.ones(layer.in_features), (-span, span))}))  # type: ignore[arg-type]
+        manifests.append(_manifest([], job, network)["model"])
+    assert manifests[0] == manifests[1] != manifests[2]
 
 
 def test_a_folder_with_other_files_is_not_used(model: Path, images: Path) -> None:

@@ -139,10 +139,10 @@ class Embedder(Engine):
             kind: "pooled" for the input of the head, or "class+mean" for the class token concatenated with the mean
                 patch token, as in DINOv2's linear probes.
         """
-        features = self.fast(self._features_of(kind))
+        function = self._features_of(kind)
 
         def step(pixels: Tensor) -> list[Any]:
-            images = self.input(pixels)
+            images, features = self.input(pixels), self.fast(function)
             vectors = features(images).float()
             vectors = (vectors + features(images.flip(-1)).float()) / 2 if self.flip else vectors
             return _finite_rows(vectors[: len(pixels)])
@@ -194,7 +194,8 @@ class Embedder(Engine):
                 self.functions, self._first_images = {}, None
 
     def _scores(self, pixels: Tensor) -> Tensor:
-        return class_scores(self.fast(_logits), self.input(pixels), self.flip, self.config.output)[: len(pixels)]
+        images = self.input(pixels)  # may replace the model
+        return class_scores(self.fast(_logits), images, self.flip, self.config.output)[: len(pixels)]
 
     def build(self, function: Callable[[Any, Tensor], Output]) -> Callable[[Tensor], Output]:
         if self.compiled:
