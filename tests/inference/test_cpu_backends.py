@@ -253,7 +253,7 @@ def test_a_failing_backend_is_dropped(classifier: Model, monkeypatch: pytest.Mon
     predictor = Predictor(classifier, "cpu", backend="auto")
     predictor.prepare(10**9)
     assert "onnxruntime" in predictor.where
-    with pytest.raises(ValueError, match="OpenVINO cannot compute this model: no such instruction$"):
+    with pytest.raises(ValueError, match=r"OpenVINO cannot compute this model: no such instruction$"):
         Predictor(classifier, "cpu", backend="openvino").logits(IMAGES)
     monkeypatch.setattr(cpu_backends, "free_memory", lambda device: 10)
     with pytest.raises(ValueError, match="memory"):
