@@ -25,6 +25,7 @@ Record = dict[str, Any]
 def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Record]:
     """Measure small models, without compiling them."""
     monkeypatch.setattr(systems, "CPU_PRODUCT", 64)
+    monkeypatch.setattr(systems, "LONG_JOB", 1)  # no conversion
 
     def run(*models: str, **options: Any) -> Record:
         chosen = {

@@ -37,6 +37,7 @@ def test_defaults_name_all_libraries_and_workloads() -> None:
 
 def test_results_are_printed_and_written(command: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "CPU_PRODUCT", 64)
+    monkeypatch.setattr(systems, "LONG_JOB", 1)  # no conversion
     monkeypatch.setattr(systems.Peer, "installed", False)
     flags = ["--models", "ViT-Lite-6/4", "--workloads", "latency", "--rounds", "1", "--eager", "--device", "cpu"]
     done = command("bench", *flags, "--out", tmp_path)
