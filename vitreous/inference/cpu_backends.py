@@ -159,7 +159,7 @@ class CpuFunction(Generic[Outputs]):
         """Choose a backend, by measurements on these images unless it is known, and prepare it."""
         self.before = self.weights()
         try:
-            self.prepare(images[: max(int(MEASURED * torch.get_num_threads() / operations(self.model)), 1)])
+            self.prepare(images[: measured_images(self.model)])
         except Exception as error:  # the exporters and runtimes raise many kinds of errors
             if self.wanted != "auto":
                 raise ValueError(f"{NAMES[self.wanted]} cannot compute this model: {_cause(error)}") from error
@@ -264,6 +264,11 @@ def operations(model: Model) -> int:
     backbone = model.config.backbone
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return 2 * parameters * max(backbone.num_tokens, math.prod(backbone.grid), 1)
+
+
+def measured_images(model: Model) -> int:
+    """Return the number of images to measure with."""
+    return max(int(MEASURED * torch.get_num_threads() / operations(model)), 1)
 
 
 def is_worth_it(model: Model, precision: str, images: float) -> bool:

@@ -35,7 +35,7 @@ from vitreous.common.untrusted_files import read_regular
 from vitreous.data.image import UnreadableImage
 from vitreous.data.image.decoding import ValueRange, pixels_of, upright
 from vitreous.data.sources.base import Source, StoredImage
-from vitreous.inference.cpu_backends import NAMES, Backend, CpuFunction, check_backend, is_worth_it
+from vitreous.inference.cpu_backends import NAMES, Backend, CpuFunction, check_backend, is_worth_it, measured_images
 from vitreous.inference.cuda_graphs import CudaGraphs
 from vitreous.inference.fp8 import check_fp8
 from vitreous.model.base_config import Task
@@ -312,7 +312,8 @@ class Engine(ABC):
             self.expected = -math.inf
             return
         self.expected = math.inf
-        shape = (self.batch_size, *self.config.image_size, self.config.channels)
+        count = min(self.batch_size, measured_images(self.network))  # a whole batch may take long and much memory
+        shape = (count, *self.config.image_size, self.config.channels)
         noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         for answer in self.answers().values():
             list(answer(noise))
