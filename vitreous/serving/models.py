@@ -82,9 +82,7 @@ def serve_model(
     batch_size = min(max_batch, predictor_class(model.config).max_serving_batch or max_batch)
     # On a CPU, each batch thread decodes its own images. With a GPU, all cores decode the images of a batch.
     workers = 0 if choose_device(device).type == "cpu" or batch_size == 1 else None
-    predictor = predictor_for(
-        model, device, batch_size=batch_size, precision=precision, workers=workers, backend="auto"
-    )
+    predictor = predictor_for(model, device, batch_size=batch_size, precision=precision, workers=workers)
     return ServedModel(id, name, predictor.model.eval(), predictor, labels)
 
 
