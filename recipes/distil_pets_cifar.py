@@ -97,7 +97,7 @@ def training(images: Path, options: Options) -> TrainConfig:
         task="distil",
         model=options.model,
         image_size=(options.image_size,),
-        distillation=Distillation(options.teacher, (options.image_size,)),
+        distillation=Distillation(options.teacher, teacher_size=(options.image_size,)),
         val_fraction=0.02,
         epochs=options.epochs,
         evaluate_every=max(round(options.epochs / 4), 1),

@@ -33,7 +33,9 @@ def task_of(teacher: Path, family: str = "ViT", augment: Augment = PLAIN, size: 
     """The task of distilling a checkpoint into a small model of a family, without a head."""
     torch.manual_seed(1)
     student = build(FAMILIES[family].backbone.with_classes(0))
-    return Distil(TrainConfig(task="distil", augment=augment, distillation=Distillation(teacher, size)), student)
+    return Distil(
+        TrainConfig(task="distil", augment=augment, distillation=Distillation(teacher, teacher_size=size)), student
+    )
 
 
 def batch_of(size: tuple[int, int], labels: tuple[int, ...] = (0, 1, 2, 0)) -> Batch:
@@ -211,7 +213,7 @@ def test_large_teachers_are_used_at_a_smaller_size(side: int, expected: tuple[in
     assert [(choice.name, choice.value) for choice in Distil.choose_options(config, data, None)] == [
         ("teacher_size", expected)
     ]
-    given = dataclasses.replace(config, distillation=Distillation(tmp_path / "teacher", (32,)))
+    given = dataclasses.replace(config, distillation=Distillation(tmp_path / "teacher", teacher_size=(32,)))
     assert Distil.choose_options(given, data, None) == []
 
 

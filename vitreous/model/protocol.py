@@ -66,9 +66,9 @@ class Model(nn.Module):
         raise UnsupportedModel(f"the model has no image filters: it is a {self.config.summary}")
 
     @property
-    def patch_embedding(self) -> PatchEmbedding:
-        """Projection of the patches of the image."""
-        raise UnsupportedModel(f"the model does not project patches of the image: it is a {self.config.summary}")
+    def patch_embedding(self) -> PatchEmbedding | None:
+        """Projection of the patches of the image, or None if the model has none."""
+        return None
 
     @property
     def positions(self) -> PositionEmbedding:

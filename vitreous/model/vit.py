@@ -125,8 +125,8 @@ class ViT(Model):
         return (self.stem, self.patches, self.prefix, self.position, self.pre_norm)
 
     @property
-    def patch_embedding(self) -> PatchEmbedding:
-        return super().patch_embedding if self.config.stem is not None else self.patches
+    def patch_embedding(self) -> PatchEmbedding | None:
+        return self.patches if self.config.stem is None else None
 
     @property
     def positions(self) -> PositionEmbedding:

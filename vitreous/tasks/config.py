@@ -80,14 +80,14 @@ class Distillation:
 
     teacher: str | Path | None = None
     """Checkpoint path or catalog name of the teacher, which must have the same classes, except with --task distil."""
-    teacher_size: tuple[int, ...] = ()
-    """distil: image size of the teacher; by default that of its checkpoint, or 224 if that is larger than 256."""
     distill: Literal["soft", "hard"] = "hard"
     """soft: match the teacher's probabilities; hard: use the teacher's top-1 class as the label."""
     distill_weight: float = 0.5
     """Weight of the distillation loss, from 0 to 1; the label loss has weight 1 minus this value."""
     distill_temperature: float = 3.0
     """Softmax temperature of soft distillation."""
+    teacher_size: tuple[int, ...] = ()
+    """distil: image size of the teacher; by default that of its checkpoint, or 224 if that is larger than 256."""
 
     def __post_init__(self) -> None:
         _convert(self, teacher=str)

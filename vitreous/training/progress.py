@@ -33,6 +33,7 @@ T = TypeVar("T")
 # ---- Time ------------------------------------------------------------------------------------------------------------
 
 PHASES = ("set-up", "earlier runs", "compile", "data", "steps", "evaluation", "checkpoints", "report")
+OPTIONAL = "earlier runs"  # a phase that most runs do not have
 
 
 class PhaseTimer:
@@ -58,7 +59,7 @@ class PhaseTimer:
 
     def seconds(self) -> dict[str, float]:
         self._switch(self.phase)
-        return dict(self._seconds)
+        return {phase: seconds for phase, seconds in self._seconds.items() if seconds or phase != OPTIONAL}
 
     def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Iterate over batches. The time spent waiting for a batch counts as the data phase."""

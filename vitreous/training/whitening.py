@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.data.loader import Batch
 from vitreous.model.init import whiten_
 from vitreous.model.inputs import normalise
-from vitreous.model.protocol import Model
+from vitreous.model.protocol import Model, UnsupportedModel
 
 IMAGES = 5_000  # the covariance of the patches hardly changes with more images
 
@@ -20,6 +20,8 @@ IMAGES = 5_000  # the covariance of the patches hardly changes with more images
 def whiten_patches(model: Model, batches: Iterable[Batch]) -> None:
     """Initialise the patch embedding from images at the model's input size."""
     embedding, how = model.patch_embedding, model.config.preprocessing
+    if embedding is None:
+        raise UnsupportedModel(f"the model does not project patches of the image: it is a {model.config.summary}")
     images = (batch.images[batch.labels >= 0].float() / 255 for batch in batches)
     whiten_(embedding.projection, *moments(embedding.pixels(normalise(some, how)).flatten(0, 1) for some in images))
 
