@@ -1,6 +1,6 @@
 """Token merging (ToMe, arXiv 2210.09461): every block averages its r most similar pairs of patches, without training.
 
-A merged token attends, and is attended to, like the patches that it stands for: its size is added to the scores as a
+A merged token attends, and is attended to, like its original patches: its size is added to the scores as a
 logarithm. After the last block, every patch gets the token that it became part of, so features keep their grid.
 
 b: batch; t: tokens; n: patches, merged or not; g: patches of the grid; d: width; e: head_dim.
