@@ -262,7 +262,7 @@ def test_a_failing_backend_is_dropped(classifier: Model, monkeypatch: pytest.Mon
 
 def test_only_jobs_choose_a_backend_by_default(classifier: Model) -> None:
     assert vitreous.predict(classifier, IMAGES, device="cpu").engine.backend == "auto"  # type: ignore[attr-defined]
-    assert serve_model(classifier, device="cpu").predictor.backend == "auto"
+    assert serve_model(classifier, device="cpu").predictor.backend == "torch"
     assert Predictor(classifier, "cpu").backend == "torch"
     assert Predictor(quantised(classifier), "cpu", precision="int8").backend == "auto"
 
