@@ -22,6 +22,7 @@ import tyro
 from torch import Tensor
 
 from vitreous.common.text import single_spaced
+from vitreous.kernels.parity import errors
 
 Size = Literal["S", "B", "L", "test"]
 WIDTHS: dict[Size, int] = {"S": 384, "B": 768, "L": 1024, "test": 64}
@@ -48,7 +49,7 @@ class Case:
     name: str
     fused: Callable[..., Any]
     plain: Callable[..., Any]
-    inputs: tuple[Tensor | None, ...]
+    inputs: tuple[Tensor, ...]
     per_image: int  # the number of inputs at the front whose first dimension is the batch
     operations: float = 0.0  # multiply-adds of a forward pass, times two; 0 if memory is the limit
     trains: bool = True
@@ -148,34 +149,19 @@ def linear_layers(random: Callable[..., Tensor], b: int, t: int, d: int, fp8: bo
 # ---- Measurement -----------------------------------------------------------------------------------------------------
 
 
-def outputs_of(case: Case, function: Callable[..., Any], inputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+def outputs_of(case: Case, function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     found = function(*inputs)
     return (found,) if isinstance(found, Tensor) else tuple(found)
-
-
-def gradients(case: Case, function: Callable[..., Any], inputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """Return the outputs, and the gradients of all inputs for outputs with fixed random gradients."""
-    found = outputs_of(case, function, inputs)
-    generator = torch.Generator(found[0].device).manual_seed(0)
-    half = next(x.dtype for x in case.inputs if x is not None)  # the same values for every dtype
-    grads = [torch.randn(out.shape, device=out.device, generator=generator).to(half).to(out.dtype) for out in found]
-    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-    return (*found, *torch.autograd.grad(found, wanted, grads))
 
 
 def error_of(case: Case, function: Callable[..., Any]) -> float:
     """Return the largest relative error of outputs and gradients on a few images, compared with float64."""
     few = [
-        x if x is None else x.detach()[: CHECKED if place < case.per_image else None].requires_grad_(x.requires_grad)
+        x.detach()[: CHECKED if place < case.per_image else None].requires_grad_(case.trains)
         for place, x in enumerate(case.inputs)
     ]
-    exact = [
-        x if x is None or x.dtype.itemsize == 1 else x.detach().double().requires_grad_(x.requires_grad) for x in few
-    ]
-    compute = gradients if case.trains else outputs_of
-    pairs = zip(compute(case, function, few), compute(case, case.plain, exact), strict=True)
-    with torch.no_grad():
-        return max(float((mine.double() - true.double()).norm() / true.double().norm()) for mine, true in pairs)
+    generator = torch.Generator(case.inputs[0].device).manual_seed(0)  # the same for all functions
+    return max(errors(function, case.plain, few, generator))
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:
@@ -204,7 +190,7 @@ def call_of(case: Case, function: Callable[..., Any], backward: bool) -> Callabl
         return forward
     shapes = outputs_of(case, function, inputs)
     grads = [torch.randn_like(out) for out in shapes]
-    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
     return lambda: torch.autograd.grad(outputs_of(case, function, inputs), wanted, grads)
 
 
@@ -212,7 +198,7 @@ def least_bytes(case: Case, backward: bool) -> int:
     """Count each input and output once; in training, each input again, and each gradient."""
     with torch.no_grad():
         found = outputs_of(case, case.plain, case.inputs)
-    given = sum(x.nbytes for x in case.inputs if x is not None)
+    given = sum(x.nbytes for x in case.inputs)
     return given + sum(out.nbytes for out in found) + backward * (2 * given + sum(out.nbytes for out in found))
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from gradient_parity import DEVICE, HALF, TOLERANCE, relative_error
+from gradient_parity import DEVICE, HALF, TOLERANCE
 from vitreous.inference.fp8 import to_fp8
 from vitreous.kernels import missing
+from vitreous.kernels.parity import relative_error
 from vitreous.model import fused_encoder, options
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from gradient_parity import DEVICE, HALF, TOLERANCE, relative_error
+from gradient_parity import DEVICE, HALF, TOLERANCE
+from vitreous.kernels.parity import relative_error
 from vitreous.model import swin
 from vitreous.model.build import build
 from vitreous.model.swin import Swin

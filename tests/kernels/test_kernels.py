@@ -5,12 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradient_parity import DEVICE, HALF, TOLERANCE, check_parity, random, relative_error
+from gradient_parity import DEVICE, HALF, TOLERANCE, check_parity, random
 from vitreous.kernels.add_norm import Branch, add_norm, layer_norm, plain_add_norm
 from vitreous.kernels.attention import attention, plain_attention, supports
 from vitreous.kernels.bias_gelu import bias_gelu, plain_bias_gelu
 from vitreous.kernels.fp8 import quantise
 from vitreous.kernels.launch import column_sums
+from vitreous.kernels.parity import relative_error
 from vitreous.kernels.window_attention import plain_window_attention, window_attention
 from vitreous.model.windows import Windows, separated_pairs
 

@@ -50,10 +50,10 @@ def _reason(index: int) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     try:  # triton needs a C compiler, Python's header files and a cache folder that it can write
-        from vitreous.kernels.launch import column_sums
+        from vitreous.kernels.parity import wrong_kernel
 
         with _disable_current_modes():
-            column_sums(torch.ones(2, 16, device=f"cuda:{index}"))
+            wrong = wrong_kernel(torch.device("cuda", index), torch.bfloat16)
     except Exception as error:
         return f"triton does not work: {single_spaced(str(error) or type(error).__name__, 100)}"
-    return None
+    return f"the kernel {wrong} on this GPU" if wrong else None
