@@ -27,7 +27,7 @@ from vitreous.training import TrainConfig, checkpoint, run_folder
 from vitreous.training import run as loop
 from vitreous.training.run import train
 from vitreous.training.run_folder import DataRecord
-from vitreous.training.setup import set_up
+from vitreous.training.setup import batch_slices
 from vitreous.weights.load import save
 
 
@@ -427,9 +427,9 @@ def test_a_run_that_claims_the_folder_meanwhile_is_not_replaced(
     def claimed_meanwhile(*rest: Any) -> Any:
         out.mkdir()
         (out / "config.json").write_text("theirs")
-        return set_up(*rest)
+        return batch_slices(*rest)
 
-    monkeypatch.setattr("vitreous.training.run.set_up", claimed_meanwhile)
+    monkeypatch.setattr("vitreous.training.run.batch_slices", claimed_meanwhile)
     with pytest.raises(ValueError, match="already contains a run"):
         train(quick(out))
     assert (out / "config.json").read_text() == "theirs"

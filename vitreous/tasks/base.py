@@ -113,7 +113,6 @@ class Task(ABC):
     complete_checkpoint: ClassVar[bool] = False  # True if checkpoints contain all that `evaluate_best` needs
     calibrates: ClassVar[bool] = False  # True if `calibrate` can calibrate the best checkpoint
     closed_form: ClassVar[bool] = False  # True if `solve` computes the weights without training steps
-    completes_data: ClassVar[bool] = False  # True if the task has an earlier run or completes the data
     long_steps: ClassVar[bool] = True  # False if steps are too short to be compiled by default
     prepares_groups: ClassVar[bool] = True  # False if `prepare` needs much memory, e.g. for the outputs of a teacher
     labelled: ClassVar[bool] = True  # False if the task needs no labels

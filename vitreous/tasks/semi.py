@@ -165,7 +165,6 @@ class NoisyStudent(SemiTask):
     """
 
     options = SemiTask.options | {"rounds", "teacher"}
-    completes_data = True
     threshold = 0.3
 
     def __init__(self, config: TrainConfig, model: Model):

@@ -133,38 +133,27 @@ def train(
         if chosen.advice and not pretrained:
             console.print(f"  {chosen.advice}")
 
-        def open_folder(config: TrainConfig) -> None:
-            if config.resume:
-                run_folder.record_command(folder, command, here)
-            else:
-                run_folder.create(config, command, here, held)
-            if here.first and (config.allow_data_change or not (folder / run_folder.DATA).exists()):
-                DataRecord.of(dataset, classes).write(folder / run_folder.DATA)
-
-        if task_class.completes_data:
-            batch_slices(config, dataset, here)  # raises before the earlier run starts
-            earlier = task_class.earlier_run(config)
-            if earlier is not None and not config.resume:
-                run_folder.check_free(run_folder.folder_of(earlier))
-            open_folder(config)  # first, so that a killed run can be resumed in the earlier run
-            try:
-                with phases("earlier runs"):
-                    if earlier is not None and not resume:
-                        _finish_earlier(earlier, folder, here, command)
-                    dataset = task_class.complete_data(dataset, config, here, console.print)
-                job = set_up(config, dataset, here, task_class, opened, phases)
-            except ValueError:
-                if here.first:
-                    run_folder.release(folder)
-                raise
+        earlier = task_class.earlier_run(config)
+        batch_slices(config, dataset, here)  # raises before the earlier run starts
+        if config.resume:
+            run_folder.record_command(folder, command, here)
         else:
+            if earlier is not None:
+                run_folder.check_free(run_folder.folder_of(earlier))
+            run_folder.create(config, command, here, held)  # now, so that a killed earlier run can be resumed
+        if here.first and (config.allow_data_change or not (folder / run_folder.DATA).exists()):
+            DataRecord.of(dataset, classes).write(folder / run_folder.DATA)
+        with nullcontext() if config.resume else _removed_on_error(folder, here):
+            if earlier is not None and not resume:
+                with phases("earlier runs"):
+                    _finish_earlier(earlier, folder, here, command)
+            with phases("data"):
+                dataset = task_class.complete_data(dataset, config, here, console.print)
             job = set_up(config, dataset, here, task_class, opened, phases)
         for note in job.notes:
             console.print(f"  auto: {note}")
         notes, config = notes + job.notes, job.config
-        if not task_class.completes_data:
-            open_folder(config)
-        elif here.first and not resume:
+        if here.first and not resume:
             run_folder.write_config(replace(config, resume=False, allow_data_change=False))
         before = _previous_progress(folder, job, console) if resume else Progress()
         with job.trackers.started(folder, resume) if here.first else nullcontext():
@@ -174,6 +163,17 @@ def train(
                 metrics = summarise(job, folder, console, notes)
             job.trackers.log({"step": job.total_steps, **metrics}, prefix="final_")
         return Run(folder, metrics)
+
+
+@contextmanager
+def _removed_on_error(folder: Path, here: World) -> Iterator[None]:
+    """Remove the folder of a new run if an error occurs before the first checkpoint."""
+    try:
+        yield
+    except BaseException:
+        if here.first:
+            run_folder.release(folder)
+        raise
 
 
 def _finish_earlier(config: TrainConfig, folder: Path, here: World, command: str) -> None:
