@@ -81,12 +81,16 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def norms(width: int, scaled: bool) -> None:
-    """Launch the norms with all inputs that a model has. Implementations are called without the dispatcher."""
-    x, vector = tensor(2, 197, width), tensor(width, dtype=torch.float32)
+    """Launch the norms with all inputs that a model has. Implementations are called without the dispatcher.
+
+    With LayerScale, the tokens are in 32 bits.
+    """
+    y, vector = tensor(2, 197, width), tensor(width, dtype=torch.float32)
+    x = tensor(2, 197, width, dtype=torch.float32) if scaled else y
     branch = (vector, vector, tensor(2, dtype=torch.float32)) if scaled else (vector, None, None)
-    add_norm._layer_norm._init_fn(x, vector, vector, 1e-6)
-    add_norm._add_norm._init_fn(x, x, *branch, vector, vector, 1e-6)
-    add_norm._add_norm_backward._init_fn(x, x, x, x, *branch, vector, 1e-6)
+    add_norm._layer_norm._init_fn(x, vector, vector, 1e-6, y.dtype)
+    add_norm._add_norm._init_fn(x, y, *branch, vector, vector, 1e-6)
+    add_norm._add_norm_backward._init_fn(x, y, x, y, *branch, vector, 1e-6)
 
 
 def gelu(kind: str) -> None:

@@ -16,6 +16,7 @@ from vitreous.kernels.parity import relative_error
 from vitreous.model import fused_encoder, options
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
+from vitreous.model.tokens import Layout
 from vitreous.model.vit import ViT
 from vitreous.training.optimizer_step import add_lora
 
@@ -75,6 +76,19 @@ def test_fused_blocks_equal_plain_blocks(
     assert not torch.equal(fused[1], plain[1])  # it was another computation
 
 
+def test_small_branches_are_not_lost_in_rounding(small: ViTConfig, kernels: Callable[[bool], None]) -> None:
+    """DeiT-III starts with LayerScale factors of 1e-4, at which tokens in bfloat16 would hardly change."""
+    model = build(dataclasses.replace(small, layer_scale=1e-4)).to(DEVICE)
+    tokens = torch.randn(2, 17, small.width, device=DEVICE)
+    layout = Layout(1, (4, 4))
+    assert model.encoder.kernels(model.position, DEVICE, HALF).scope == "blocks"
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double().encoder(tokens.double(), layout, model.position) - tokens.double()
+        with torch.autocast(DEVICE.type, HALF):
+            added = model.encoder(tokens, layout, model.position) - tokens
+    assert relative_error(added, expected) < TOLERANCE
+
+
 def test_long_sequences_use_other_attention(
     small: ViTConfig, kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +110,7 @@ def test_converted_model_predicts_the_same(
     if approximation == "tanh" and DEVICE.type == "cpu":
         pytest.skip("torch._addmm_activation computes ReLU on a CPU")
     model = perturbed(dataclasses.replace(small, mlp=options.Gelu(approximation))).eval()
+    assert model.kernels(DEVICE, HALF).scope == "blocks"
     images = torch.randn(2, 3, *small.image_size, device=DEVICE)
     with torch.inference_mode():
         expected = copy.deepcopy(model).double()(images.double())

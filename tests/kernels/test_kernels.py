@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradient_parity import DEVICE, HALF, TOLERANCE, check_parity, random
-from vitreous.kernels.add_norm import Branch, add_norm, layer_norm, plain_add_norm
+from vitreous.kernels.add_norm import Branch, add_norm, layer_norm, plain_add_norm, plain_layer_norm
 from vitreous.kernels.attention import attention, plain_attention, supports
 from vitreous.kernels.bias_gelu import bias_gelu, plain_bias_gelu
-from vitreous.kernels.fp8 import quantise
 from vitreous.kernels.launch import column_sums
 from vitreous.kernels.parity import relative_error
 from vitreous.kernels.window_attention import plain_window_attention, window_attention
@@ -27,11 +26,12 @@ FP32 = torch.float32
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
-def test_add_norm(b: int, t: int, d: int, bias: bool, scale: bool, factor: bool, other: bool) -> None:
+def test_add_norm(b: int, t: int, d: int, bias: bool, scale: bool, factor: bool, other: bool, wide: bool) -> None:
     dtype = torch.float16 if other else HALF
     tensors = [
-        random(b, t, d, dtype=dtype),
+        random(b, t, d, dtype=FP32 if wide else dtype),
         random(b, t, d, dtype=dtype),
         random(d, dtype=FP32) if bias else None,
         random(d, dtype=FP32) if scale else None,
@@ -47,12 +47,12 @@ def test_add_norm(b: int, t: int, d: int, bias: bool, scale: bool, factor: bool,
 
 
 @settings(max_examples=5)
-@given(st.integers(1, 3), st.integers(1, 19), st.integers(8, 70))
-def test_layer_norm(b: int, t: int, d: int) -> None:
+@given(st.integers(1, 3), st.integers(1, 19), st.integers(8, 70), st.booleans())
+def test_layer_norm(b: int, t: int, d: int, wide: bool) -> None:
     check_parity(
-        lambda x, w, c: layer_norm(x, w, c, 1e-3),
+        lambda x, w, c: layer_norm(x, w, c, 1e-3, HALF),
         lambda x, w, c: torch.nn.functional.layer_norm(x, (d,), w, c, 1e-3),
-        [random(b, t, d), random(d, dtype=FP32), random(d, dtype=FP32)],
+        [random(b, t, d, dtype=FP32 if wide else HALF), random(d, dtype=FP32), random(d, dtype=FP32)],
     )
 
 
@@ -84,8 +84,8 @@ def test_inputs_need_not_be_contiguous() -> None:
     for found, expected in (
         (add_norm(x, Branch(strided(2, 5, 16) * 0 + 1), vector, vector, 1e-6)[0], x + 1),
         (
-            layer_norm(x, vector, vector, 1e-6),
-            layer_norm(x.clone(memory_format=torch.contiguous_format), vector, vector, 1e-6),
+            layer_norm(x, vector, vector, 1e-6, HALF),
+            layer_norm(x.clone(memory_format=torch.contiguous_format), vector, vector, 1e-6, HALF),
         ),
         (bias_gelu(x, vector, "erf"), plain_bias_gelu(x.double(), vector.double(), "erf")),
         (attention(qkv, None, 1, 0.3), plain_attention(qkv.double(), None, 1, 0.3)),
@@ -114,7 +114,10 @@ def test_results_in_8_bits() -> None:
                 add_norm(x, branch, vector, vector, 1e-6, scale)[1],
                 plain_add_norm(x, branch, vector, vector, 1e-6, scale)[1],
             ),
-            (layer_norm(x, vector, vector, 1e-6, scale), quantise(layer_norm(x, vector, vector, 1e-6), scale)),
+            (
+                layer_norm(x, vector, vector, 1e-6, HALF, scale),
+                plain_layer_norm(x, vector, vector, 1e-6, HALF, scale),
+            ),
             (bias_gelu(x, vector, "erf", scale), plain_bias_gelu(x, vector, "erf", scale)),
             (attention(qkv, None, 1, 0.3, scale), plain_attention(qkv, None, 1, 0.3, scale)),
         ):
@@ -173,7 +176,7 @@ def test_operations_are_registered_correctly(mode: str) -> None:
     x, vector, qkv = random(2, 5, 16), random(16, dtype=FP32), random(2, 5, 48)
     arguments = {
         "add_norm": (x, random(2, 5, 16), vector, random(16, dtype=FP32), None, vector, vector, 1e-6),
-        "layer_norm": (x, vector, vector, 1e-6),
+        "layer_norm": (x, vector, vector, 1e-6, HALF),
         "bias_gelu": (x, vector, "tanh"),
         "attention": (random(2, 5, 192), random(192, dtype=FP32), 1, 0.3),
         "window_attention": (

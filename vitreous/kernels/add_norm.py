@@ -1,5 +1,7 @@
 """Residual connection and layer norm in one pass over the tokens.
 
+The branch and the norm are in 16 bits. The tokens, which are the sum of all branches, are in 16 or 32 bits.
+
 b: batch; t: tokens; d: width.
 """
 
@@ -12,7 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.kernels.fp8 import quantise
+from vitreous.kernels.fp8 import FP8, quantise
 from vitreous.kernels.launch import column_sums, divided, empty_result, multiprocessors, on_device_of
 
 ROWS, SCALED_ROWS = 8, 4  # of a tile in the backward pass; LayerScale needs more registers per row
@@ -48,8 +50,20 @@ def plain_add_norm(
 ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t d"]]:
     """The operation of `add_norm` in plain PyTorch."""
     tokens = plain_add(tokens, branch)
+    return tokens, plain_layer_norm(tokens, weight, bias, eps, branch.values.dtype, fp8_scale)
+
+
+def plain_layer_norm(
+    tokens: Float[Tensor, "b t d"],
+    weight: Float[Tensor, " d"],
+    bias: Float[Tensor, " d"],
+    eps: float,
+    dtype: torch.dtype,
+    fp8_scale: Float[Tensor, ""] | None = None,
+) -> Float[Tensor, "b t d"]:
+    """The operation of `layer_norm` in plain PyTorch."""
     normed = F.layer_norm(tokens, tokens.shape[-1:], weight.to(tokens.dtype), bias.to(tokens.dtype), eps)
-    return tokens, normed if fp8_scale is None else quantise(normed, fp8_scale)
+    return normed.to(dtype) if fp8_scale is None else quantise(normed, fp8_scale)
 
 
 def add_norm(
@@ -60,7 +74,7 @@ def add_norm(
     eps: float,
     fp8_scale: Float[Tensor, ""] | None = None,
 ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t d"]]:
-    """Return tokens + branch, and its layer norm, which is in 8 bits if there is a scale for it."""
+    """Return tokens + branch in the dtype of the tokens, and its layer norm in that of the branch or in 8 bits."""
     branch = branch._replace(values=branch.values.contiguous())
     return torch.ops.vitreous.add_norm(tokens.contiguous(), *branch, weight, bias, eps, fp8_scale)
 
@@ -70,10 +84,11 @@ def layer_norm(
     weight: Float[Tensor, " d"],
     bias: Float[Tensor, " d"],
     eps: float,
+    dtype: torch.dtype,
     fp8_scale: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, "b t d"]:
-    """Layer norm with float32 statistics, which reads and writes 16-bit tokens once."""
-    return torch.ops.vitreous.layer_norm(tokens.contiguous(), weight, bias, eps, fp8_scale)
+    """Layer norm with float32 statistics, in 8 bits or in `dtype`, which reads and writes the tokens once."""
+    return torch.ops.vitreous.layer_norm(tokens.contiguous(), weight, bias, eps, dtype, fp8_scale)
 
 
 @triton.jit
@@ -115,8 +130,8 @@ def _forward(
 def _backward(
     grad_summed, grad_normed, summed, values, value_bias, scale, factor, weight, grad_tokens, grad_values, partial,
     rows, count, width, eps, rows_per_program,
-    ADD: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, FACTOR: tl.constexpr, SUMS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, FACTOR: tl.constexpr, APART: tl.constexpr,
+    SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -160,7 +175,7 @@ def _backward(
                 branch *= s
             if BIAS:
                 sum_value_bias += tl.sum(branch, 0)
-            if SCALE or FACTOR:
+            if APART:
                 tl.store(grad_values + place, branch, mask=valid)
         tl.store(grad_tokens + place, grad, mask=valid)
     out = partial + program * SUMS * width + column
@@ -188,14 +203,16 @@ def _add_norm(
     eps: float,
     fp8_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    summed, normed = torch.empty_like(values), empty_result(values, fp8_scale)
+    summed, normed = torch.empty_like(tokens), empty_result(values, fp8_scale)
     _launch_forward(tokens, (values, value_bias, scale, factor), weight, bias, fp8_scale, summed, normed, eps)
     return summed, normed
 
 
 @torch.library.custom_op("vitreous::layer_norm", mutates_args=())
-def _layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float, fp8_scale: Tensor | None = None) -> Tensor:
-    normed = empty_result(tokens, fp8_scale)
+def _layer_norm(
+    tokens: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype, fp8_scale: Tensor | None = None
+) -> Tensor:
+    normed = torch.empty_like(tokens, dtype=dtype if fp8_scale is None else FP8)
     _launch_forward(tokens, (None, None, None, None), weight, bias, fp8_scale, None, normed, eps)
     return normed
 
@@ -232,7 +249,10 @@ def _add_norm_backward(
     weight: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the tokens, of the values (empty if the same), and of weight, bias, value_bias, scale."""
+    """Return the gradients of the tokens, of the values (empty if the same), and of weight, bias, value_bias, scale.
+
+    The values have the dtype of `grad_normed`.
+    """
     rows, width = summed.shape[:-1].numel(), summed.shape[-1]
     block = triton.next_power_of_2(width)
     per_program = triton.cdiv(rows, PROGRAMS * multiprocessors(summed.device))
@@ -240,15 +260,26 @@ def _add_norm_backward(
     sums = 2 + (value_bias is not None) + (scale is not None)
     partial = torch.empty(programs, sums, width, dtype=torch.float32, device=summed.device)
     grad_tokens = torch.empty_like(summed)
-    grad_values = torch.empty_like(summed) if scale is not None or factor is not None else summed.new_empty(0)
+    grad_values = _new_grad_values(grad_summed, grad_normed, scale, factor)
     given = [tensor is not None for tensor in (grad_summed, value_bias, scale, factor)]
     with on_device_of(summed):
         _backward[(programs,)](
             grad_summed, grad_normed, summed, values, weight if value_bias is None else value_bias, scale, factor,
             weight, grad_tokens, grad_values, partial, rows, summed.shape[-2], width, eps, per_program,
-            *given, sums, ROWS if scale is None else SCALED_ROWS, block, num_warps=_warps(block),
+            *given, grad_values.numel() > 0, sums, ROWS if scale is None else SCALED_ROWS, block,
+            num_warps=_warps(block),
         )  # fmt: skip
     return grad_tokens, grad_values, column_sums(partial)
+
+
+def _new_grad_values(
+    grad_summed: Tensor | None, grad_normed: Tensor, scale: Tensor | None, factor: Tensor | None
+) -> Tensor:
+    """Return a tensor for the gradient of the values, empty if it is that of the tokens, or if there are no values."""
+    apart = scale is not None or factor is not None
+    if grad_summed is not None and (apart or grad_summed.dtype != grad_normed.dtype):
+        return torch.empty_like(grad_normed)
+    return grad_normed.new_empty(0)
 
 
 @_add_norm.register_fake
@@ -263,12 +294,14 @@ def _(
     eps: float,
     fp8_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(values), empty_result(values, fp8_scale)
+    return torch.empty_like(tokens), empty_result(values, fp8_scale)
 
 
 @_layer_norm.register_fake
-def _(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float, fp8_scale: Tensor | None = None) -> Tensor:
-    return empty_result(tokens, fp8_scale)
+def _(
+    tokens: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype, fp8_scale: Tensor | None = None
+) -> Tensor:
+    return torch.empty_like(tokens, dtype=dtype if fp8_scale is None else FP8)
 
 
 @_add_norm_backward.register_fake
@@ -283,7 +316,7 @@ def _(
     *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sums = 2 + (value_bias is not None) + (scale is not None)
-    other = torch.empty_like(summed) if scale is not None or factor is not None else summed.new_empty(0)
+    other = _new_grad_values(grad_summed, grad_normed, scale, factor)
     return torch.empty_like(summed), other, summed.new_empty(sums, summed.shape[-1], dtype=torch.float32)
 
 
@@ -314,7 +347,7 @@ def _add_norm_gradients(ctx: Any, grad_summed: Tensor, grad_normed: Tensor) -> t
 
 
 def _save_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tokens, weight, bias, ctx.eps, _ = inputs
+    tokens, weight, bias, ctx.eps, _, _ = inputs
     ctx.bias_dtype = bias.dtype
     ctx.save_for_backward(tokens, weight)
 
@@ -323,7 +356,7 @@ def _layer_norm_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     tokens, weight = ctx.saved_tensors
     none = (None, None, None, None)
     found, _, sums = torch.ops.vitreous.add_norm_backward(None, grad.contiguous(), tokens, *none, weight, ctx.eps)
-    return found, sums[0].to(weight.dtype), sums[1].to(ctx.bias_dtype), None, None
+    return found, sums[0].to(weight.dtype), sums[1].to(ctx.bias_dtype), None, None, None
 
 
 _add_norm.register_autograd(_add_norm_gradients, setup_context=_save_add_norm)
