@@ -30,11 +30,11 @@ def missing(device: torch.device, dtype: torch.dtype) -> str | None:
         return "not available inside torch.func"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"precision {str(dtype).removeprefix('torch.')}"
-    return _unsuitable(device.index)
+    return _unsuitable(device.index, dtype, torch.is_grad_enabled())
 
 
-def _unsuitable(index: int | None) -> str | None:
-    return _reason(torch.cuda.current_device() if index is None else index)
+def _unsuitable(index: int | None, dtype: torch.dtype, gradients: bool) -> str | None:
+    return _reason(torch.cuda.current_device() if index is None else index, dtype, gradients)
 
 
 # The effect of torch.compiler.assume_constant_result, which would import the compiler and so make every start slower.
@@ -42,7 +42,7 @@ _unsuitable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _reason(index: int) -> str | None:
+def _reason(index: int, dtype: torch.dtype, gradients: bool) -> str | None:
     if torch.version.cuda is None:
         return "no NVIDIA GPU"
     if torch.cuda.get_device_capability(index) < MIN_CAPABILITY:
@@ -53,7 +53,7 @@ def _reason(index: int) -> str | None:
         from vitreous.kernels.parity import wrong_kernel
 
         with _disable_current_modes():
-            wrong = wrong_kernel(torch.device("cuda", index), torch.bfloat16)
+            wrong = wrong_kernel(torch.device("cuda", index), dtype, gradients)
     except Exception as error:
         return f"triton does not work: {single_spaced(str(error) or type(error).__name__, 100)}"
     return f"the kernel {wrong} on this GPU" if wrong else None

@@ -1,18 +1,17 @@
 """Comparison of the fused kernels with their plain PyTorch operations in float64, on the GPU that will run them.
 
 A wrong result of a kernel is worse than a slow one, and compilers differ between GPUs and versions of Triton. So each
-process compares all kernels on small inputs before it uses them; tests and benchmarks use the same comparison.
+process compares the kernels on small inputs before it uses them; tests and benchmarks use the same comparison.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 5e-3}  # of relative errors
-TOKENS, HEADS = 197, 2  # of the inputs of `wrong_kernel`
+TOKENS, HEADS = 197, 12  # of the inputs of `wrong_kernel`: those of ViT-B/16
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -48,12 +47,14 @@ def errors(
     return [relative_error(one, other) for one, other in zip(found, expected, strict=True)]
 
 
-def wrong_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
+def wrong_kernel(device: torch.device, dtype: torch.dtype, gradients: bool) -> str | None:
     """Return the name and the error of a kernel whose outputs or gradients are wrong on this device, or None."""
     generator = torch.Generator(device).manual_seed(0)  # training continues with its own random numbers
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+    unhooked = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)  # hides those of the caller
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), unhooked:
         for name, fused, plain, inputs in _cases(device, dtype, generator):
-            for error in errors(fused, plain, inputs, generator):
+            given = [x if x is None else x.detach().requires_grad_(gradients) for x in inputs]
+            for error in errors(fused, plain, given, generator):
                 if not error < TOLERANCE[dtype]:  # true for NaN
                     return f"{name} has a relative error of {error:.1e}"
     return None
@@ -61,40 +62,43 @@ def wrong_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def _cases(
     device: torch.device, dtype: torch.dtype, generator: torch.Generator
-) -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any], list[Tensor]]]:
-    from vitreous.kernels.add_norm import Branch, add_norm, layer_norm, plain_add_norm
+) -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any], list[Tensor | None]]]:
+    from vitreous.kernels.add_norm import Branch, add_norm, layer_norm, plain_add_norm, plain_layer_norm
     from vitreous.kernels.attention import attention, plain_attention, supports
-    from vitreous.kernels.bias_gelu import bias_gelu, plain_bias_gelu
+    from vitreous.kernels.bias_gelu import Gelu, bias_gelu, plain_bias_gelu
     from vitreous.kernels.window_attention import plain_window_attention, window_attention
 
+    width, tokens = 64 * HEADS, TOKENS if supports(TOKENS, 64, device) else 65
+
     def random(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(kind).requires_grad_()
+        return torch.randn(shape, generator=generator, device=device).to(kind)
 
-    def vector(width: int) -> Tensor:
-        return random(width, kind=torch.float32)
-
-    def norm(call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, y, bias, scale, weight, shift: call(x, Branch(y, bias, scale), weight, shift, 1e-6)
-
-    def layer_norm_(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return layer_norm(x, weight, bias, 1e-6)
-
-    def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], weight, bias, 1e-6)
-
-    def windows(call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda qkv, bias: call(qkv, torch.arange(98, device=device).view(2, 49), bias, None, 0.18)
+    def vector(length: int = width) -> Tensor:
+        return random(length, kind=torch.float32)
 
     calls: list[Callable[..., Any]]
-    width = 64 * HEADS
-    tokens = TOKENS if supports(TOKENS, 64, device) else 65
-    x = random(2, tokens, width)
-    yield "add_norm", norm(add_norm), norm(plain_add_norm), [x, random(2, tokens, width), *map(vector, [width] * 4)]
-    yield "layer_norm", layer_norm_, plain_layer_norm, [x, vector(width), vector(width)]
-    for kind in ("erf", "tanh"):
+    x, y, wide = random(2, tokens, width), random(2, tokens, width), random(2, tokens, width, kind=torch.float32)
+    for inputs, drop in (([x, y, vector(), None], None), ([wide, y, vector(), vector()], [0.0, 1.25])):
+        factor = None if drop is None else torch.tensor(drop, device=device)
+        calls = [
+            lambda x, y, bias, scale, *norm, f=f, factor=factor: f(x, Branch(y, bias, scale, factor), *norm, 1e-6)
+            for f in (add_norm, plain_add_norm)
+        ]
+        yield "add_norm", calls[0], calls[1], [*inputs, vector(), vector()]
+    calls = [
+        lambda x, weight, bias, f=f: f(x, weight, bias, 1e-6, x.dtype if x.dtype == torch.float64 else dtype)
+        for f in (layer_norm, plain_layer_norm)
+    ]
+    yield "layer_norm", calls[0], calls[1], [wide, vector(), vector()]
+    kinds: tuple[Gelu, ...] = ("erf", "tanh", "quick")
+    for kind in kinds:
         calls = [lambda x, bias, f=f, kind=kind: f(x, bias, kind) for f in (bias_gelu, plain_bias_gelu)]
-        yield f"bias_gelu ({kind})", calls[0], calls[1], [x, vector(width)]
+        yield f"bias_gelu ({kind})", calls[0], calls[1], [x, vector()]
     calls = [lambda qkv, bias, f=f: f(qkv, bias, HEADS, 0.125) for f in (attention, plain_attention)]
     yield "attention", calls[0], calls[1], [random(2, tokens, 3 * width), vector(3 * width)]
-    packed = [random(2, 98, 3 * 32 * HEADS), random(HEADS, 49, 49, kind=torch.float32)]
-    yield "window_attention", windows(window_attention), windows(plain_window_attention), packed
+    indices = torch.randperm(98, generator=generator, device=device).view(2, 49)
+    apart = torch.rand(2, 49, 49, generator=generator, device=device) < 0.3
+    calls = [
+        lambda qkv, bias, f=f: f(qkv, indices, bias, apart, 0.18) for f in (window_attention, plain_window_attention)
+    ]
+    yield "window_attention", calls[0], calls[1], [random(2, 98, 9 * 32), random(3, 49, 49, kind=torch.float32)]
