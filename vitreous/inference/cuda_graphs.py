@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 LARGEST = 32  # images per batch. Larger batches keep the GPU busy anyway.
 RECORDED_CALL = 3  # with the same shape. Recording takes as long as a few calls.
+RECORDING = threading.Lock()  # a process can record one graph at a time, and its warnings are global
 
 Outputs = TypeVar("Outputs", bound=Tensor | tuple[Tensor, ...])
 
@@ -64,18 +65,22 @@ class CudaGraphs(Generic[Outputs]):
             if self.calls[shape] < RECORDED_CALL:
                 return self.function(images)
             if shape not in self.graphs:
-                self.graphs[shape] = self.record(images.new_zeros(shape))
+                with torch.inference_mode(False):  # the buffer can then be filled in any mode
+                    buffer = torch.zeros(shape, dtype=images.dtype, device=images.device)
+                with RECORDING, torch.cuda.device(buffer.device):
+                    self.graphs[shape] = self.record(buffer)
             return self.graphs[shape](images)
 
     def record(self, buffer: Tensor) -> Callable[[Tensor], Outputs]:
         """Record the function, and return a function that replays it. If that fails, return the original function."""
         self.pool = self.pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
+        graph, before, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         try:
             call_without_waiting(self.function, buffer)
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, self.pool, stream, capture_error_mode="thread_local"):
                 recorded = self.function(buffer)
         except RuntimeError:  # e.g. a module that waits for the GPU
+            torch.cuda.set_stream(before)  # a failed recording does not leave its own stream
             return self.function
 
         def replay(images: Tensor) -> Outputs:
