@@ -39,7 +39,7 @@ class Windows(NamedTuple):
     def neighbours(self) -> Int[Tensor, "n t"]:
         """Return, for each token of the grid, the `token_indices` of its window."""
         indices = self.token_indices()
-        return join(indices[:, None].expand(-1, indices.shape[1], -1).double(), self)[0].long()
+        return join(indices[:, None].expand(-1, indices.shape[1], -1).float(), self)[0].long()
 
 
 # Functions, not methods of `Windows`: torch.compile cannot trace typechecked methods of objects made in the graph.
@@ -47,7 +47,7 @@ class Windows(NamedTuple):
 
 def token_indices(windows: Windows, device: torch.device) -> Int[Tensor, "windows t"]:
     numbers = torch.arange(1, 1 + math.prod(windows.grid), device=device)[None, :, None]
-    return split(numbers.double(), windows)[..., 0].long() - 1
+    return split(numbers.float(), windows)[..., 0].long() - 1
 
 
 def split(tokens: Float[Tensor, "b n d"], windows: Windows) -> Float[Tensor, "bw t d"]:
