@@ -85,6 +85,7 @@ def repair_torchvision() -> None:
 
 def timm_model(config: ViTConfig) -> nn.Module:
     """Build the timm model that belongs to a weight file without a config, with random weights and the exact GELU."""
+    repair_torchvision()
     import timm
 
     rotary = isinstance(format_for("timm", config), TimmEva)
