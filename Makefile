@@ -23,9 +23,10 @@ demo: setup
 	@$(BIN)/vitreous demo
 
 # Three processes with one thread each keep two cores busy, as some tests wait. A file's tests share one process.
+# If a process dies, the run fails at once: pytest-xdist would wait forever for its replacement.
 # Bytecode is cached even if the environment says otherwise: compiling all modules takes longer than many tests.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
-	--numprocesses 3 --dist loadfile --no-loadscope-reorder
+	--numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: setup
 	@$(PYTEST)
