@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.common.distributed import World
@@ -262,6 +263,23 @@ def test_held_out_images_of_the_same_data_are_not_used() -> None:
     used = {data.unlabelled.name(index) for index in range(len(data.unlabelled))}
     assert used == {data.train.name(index) for index in range(len(data.train))}
     assert not used & held_out
+
+
+@pytest.mark.parametrize("unlabelled", ["images", "images/", "./images", "other/../images", "{root}/images"])
+def test_paths_of_the_same_data_are_recognised(
+    unlabelled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    for i in range(20):
+        file = tmp_path / "images" / "ab"[i % 2] / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), i).save(file)
+    given = dataclasses.replace(config(unlabelled=unlabelled.format(root=tmp_path)), data="images")
+    data = Consistency.open_data(given, None)
+    assert data.unlabelled_is_train
+    assert data.unlabelled is not None
+    assert len(data.unlabelled) == len(data.train) == 16
 
 
 def test_pseudo_labels_are_the_predictions_of_the_teacher(tmp_path: Path) -> None:

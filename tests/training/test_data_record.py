@@ -13,7 +13,9 @@ import pytest
 from PIL import Image
 
 from vitreous.data.open import open_data, open_masked
-from vitreous.data.sources.base import DataSet
+from vitreous.data.sources.base import DataSet, Source
+from vitreous.tasks.semi import Consistency
+from vitreous.training import SemiSupervised, TrainConfig
 from vitreous.training.run_folder import DataRecord, resume_data
 
 CLASSES = ("cat", "dog")
@@ -167,6 +169,28 @@ def test_other_labels_and_classes_are_rejected(allow: bool, tmp_path: Path) -> N
         data = open_data(str(table))
         with pytest.raises(ValueError, match=message):
             resume_data(data, before, data.classes, allow)
+
+
+def with_unlabelled(data: Path, unlabelled: Path) -> DataSet:
+    return Consistency.open_data(TrainConfig(data=data, semi_supervised=SemiSupervised(unlabelled)), None)
+
+
+def names_of(source: Source | None) -> set[str]:
+    assert source is not None
+    return {source.name(index) for index in range(len(source))}
+
+
+def test_unlabelled_images_of_the_data_keep_its_split(tmp_path: Path) -> None:
+    """New images change the random split, which must not make validation images unlabelled training images."""
+    data = Path(make_folder(tmp_path, list(range(40))))
+    started = with_unlabelled(data, data)
+    before = recorded(tmp_path, started, CLASSES)
+    make_folder(tmp_path, list(range(48)))
+    drawn = with_unlabelled(data, data)
+    assert names_of(drawn.unlabelled) & names_of(started.val)
+    resumed = resume_data(drawn, before, CLASSES, allow_change=True)
+    assert names_of(resumed.val) == names_of(started.val)
+    assert names_of(resumed.unlabelled) == names_of(resumed.train)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,12 @@ def open_masked(
     return make_splits(found, val_fraction, seed)
 
 
+def is_same_data(one: str, other: str, root: Path | None = None) -> bool:
+    """Return True if two specs are equal, or are paths of the same existing file or folder."""
+    paths = [local_path(spec, root) for spec in (one, other)]
+    return one == other or (all(path.exists() for path in paths) and paths[0].samefile(paths[1]))
+
+
 SHADOWED = "using the folder {0!r}, not the built-in data set ({0}:)"
 
 

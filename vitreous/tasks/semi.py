@@ -27,7 +27,7 @@ from vitreous.common.rng import SampleRng
 from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import UNLABELLED_SEED, Batch
-from vitreous.data.open import open_unlabelled
+from vitreous.data.open import is_same_data, open_unlabelled
 from vitreous.data.sources.arrays import read_npz
 from vitreous.data.sources.base import DataSet, without_labels
 from vitreous.inference.engine import evaluation_mode
@@ -70,9 +70,10 @@ class SemiTask(Classify):
         root = None if config.data_root is None else Path(config.data_root)
         spec = str(config.semi_supervised.unlabelled)
         # The images of the data itself, without those that are held out from it for validation.
-        same = spec == str(config.data) and data.val_drawn
+        same = data.val_drawn and is_same_data(spec, str(config.data), root)
         unlabelled = without_labels(data.train) if same else open_unlabelled(spec, root, config.seed)
-        return replace(data, unlabelled=unlabelled, note=f"{data.note}; unlabelled {len(unlabelled):,}")
+        note = f"{data.note}; unlabelled {len(unlabelled):,}"
+        return replace(data, unlabelled=unlabelled, unlabelled_is_train=same, note=note)
 
     @classmethod
     def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:

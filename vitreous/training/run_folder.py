@@ -36,7 +36,7 @@ from vitreous.common.codec import from_dict, parse_fields, to_dict
 from vitreous.common.distributed import World
 from vitreous.common.text import listed, plural
 from vitreous.common.untrusted_files import parse_json, read_json_object
-from vitreous.data.sources.base import DataSet, Subset, pick, split_name
+from vitreous.data.sources.base import SPLITS, DataSet, Subset, pick, split_name, without_labels
 from vitreous.tasks.config import TrainConfig, flatten, typed_overrides, with_fields
 from vitreous.training.checkpoint import STEP
 
@@ -229,7 +229,8 @@ class DataRecord:
     @classmethod
     def of(cls, data: DataSet, classes: Sequence[str]) -> "DataRecord":
         """Create a record of a data set and the classes of the task."""
-        sources = {UNLABELLED: data.unlabelled, "train": data.train, "val": data.val, "test": data.test}
+        unlabelled = None if data.unlabelled_is_train else data.unlabelled
+        sources = {UNLABELLED: unlabelled, "train": data.train, "val": data.val, "test": data.test}
         labelled = bool(classes) and tuple(classes) == data.classes
         splits = {
             split: SplitRecord(
@@ -311,7 +312,8 @@ def _keep_split(data: DataSet, before: DataRecord) -> DataSet:
         raise ValueError(f"{data.name} has changed since the run started: no {missing} samples are left")
     train, val = pick(source, indices[~in_val]), pick(source, indices[in_val])
     note = f"train {len(train):,}, val {len(val):,}; same split as at the start of the run"
-    return replace(data, train=train, val=val, note=note)
+    unlabelled = without_labels(train) if data.unlabelled_is_train else data.unlabelled
+    return replace(data, train=train, val=val, unlabelled=unlabelled, note=note)
 
 
 def _class_changes(before: list[str], now: list[str]) -> str:

@@ -78,6 +78,7 @@ class DataSet:
     note: str  # summary of the splits for the user
     val_drawn: bool = False  # True if val was drawn at random from the train images
     unlabelled: Source | None = None  # more training images, whose labels are unknown
+    unlabelled_is_train: bool = False  # True if the unlabelled images are those of train
 
     @property
     def classes(self) -> tuple[str, ...]:
