@@ -193,6 +193,20 @@ def test_unlabelled_images_of_the_data_keep_its_split(tmp_path: Path) -> None:
     assert names_of(resumed.unlabelled) == names_of(resumed.train)
 
 
+def test_unlabelled_images_of_other_data_may_have_the_same_names(tmp_path: Path) -> None:
+    make_folder(tmp_path, list(range(20)))
+    more, table = Path(make_folder(tmp_path / "more", list(range(10, 20)))), tmp_path / "set" / "table.csv"
+    rows = [f"{CLASSES[i % 2]}/{i:03d}.png,{CLASSES[i % 2]},{'val' if i > 7 else 'train'}" for i in range(12)]
+    table.write_text("\n".join(["path,label,split", *rows[:10]]))
+    before = recorded(tmp_path, with_unlabelled(table, more), CLASSES)
+    table.write_text("\n".join(["path,label,split", *rows]))
+    (more / "cat" / "018.png").unlink()
+    now = with_unlabelled(table, more)
+    with pytest.raises(ValueError, match=r"\(2 samples added, such as .*, 1 sample removed from --unlabelled"):
+        resume_data(now, before, CLASSES, allow_change=False)
+    assert len(resume_data(now, before, CLASSES, allow_change=True).val) == 4
+
+
 @pytest.mark.parametrize(
     "content",
     [

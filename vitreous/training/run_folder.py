@@ -221,7 +221,10 @@ class SplitRecord:
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Classes, in the order of the model outputs, and the samples of every split."""
+    """Classes, in the order of the model outputs, and the samples of every split.
+
+    Names of unlabelled images from other data may equal those of labelled images, so they are compared separately.
+    """
 
     classes: list[str]
     splits: dict[str, SplitRecord]
@@ -263,13 +266,14 @@ class DataRecord:
         return record
 
     def labels(self) -> dict[str, str]:
-        """Return a mapping from the names of all samples to their labels."""
-        splits = self.splits.values()
+        """Return a mapping from the names of all labelled samples to their labels."""
+        splits = [self.splits[split] for split in SPLITS if split in self.splits]
         pairs = [zip(split.names, split.labels or [""] * len(split.names), strict=False) for split in splits]
         return {name: label for pair in pairs for name, label in pair}
 
     def names(self, *splits: str) -> set[str]:
-        return {name for split in splits or self.splits if split in self.splits for name in self.splits[split].names}
+        """Return the names of the samples of some splits, by default train, val and test."""
+        return {name for split in splits or SPLITS if split in self.splits for name in self.splits[split].names}
 
 
 def resume_data(data: DataSet, before: DataRecord, classes: Sequence[str], allow_change: bool) -> DataSet:
@@ -326,20 +330,21 @@ def _class_changes(before: list[str], now: list[str]) -> str:
 def _changes(before: DataRecord, now: DataRecord) -> str:
     old, new = before.names(), now.names()
     parts = [_some(old - new, "removed"), _some(new - old, "added"), _some(_relabelled(before, now), "relabelled")]
-    for split, record in now.splits.items():
-        moved = (set(record.names) & old) - before.names(split)
-        parts.append(_some(moved, f"moved to {split}"))
+    parts += [_some((now.names(split) & old) - before.names(split), f"moved to {split}") for split in SPLITS]
+    old, new = before.names(UNLABELLED), now.names(UNLABELLED)
+    parts += [_some(old - new, "removed from --unlabelled"), _some(new - old, "added to --unlabelled")]
     return ", ".join(filter(None, parts)) or "the order of the samples changed"
 
 
 def _unacceptable(before: DataRecord, now: DataRecord) -> str:
     """Return the reason to reject a change of the data, or an empty string if the change is acceptable."""
-    trained = before.names("train", UNLABELLED) - before.names("val", "test")
+    trained = before.names("train") - before.names("val", "test")
     held_out, vanished = now.names("val", "test"), {_without_split(name) for name in trained - now.names()}
     leaked = {name for name in held_out - before.names() if _without_split(name) in vanished} | (trained & held_out)
     if leaked:
         return f"{plural(len(leaked), 'training sample')} would be used for evaluation"
-    if any(POSITION.search(name) for name in before.names() | now.names()):
+    splits = (*SPLITS, UNLABELLED)
+    if any(POSITION.search(name) for name in before.names(*splits) | now.names(*splits)):
         return "samples are identified only by their index, so old and new samples cannot be distinguished"
     if _relabelled(before, now):
         return "labels of existing samples changed"
