@@ -63,7 +63,7 @@ def test_unreadable_images_are_reported_once() -> None:
     ours.add(result(), batch(0, 1, problems=("c.jpg: truncated", "a.jpg: the file is empty")))
     second = ours.metrics()
     assert second["unreadable"] == ["c.jpg: truncated"]
-    assert second["train_unreadable"] == len(ours.all_unreadable()) == 3
+    assert second["train_unreadable"] == len(ours.all_unreadable()[0]) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

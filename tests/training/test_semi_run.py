@@ -162,6 +162,22 @@ def test_meta_pseudo_labels_saves_the_student(few: Path, monkeypatch: pytest.Mon
     assert best.shape == average.shape
 
 
+@pytest.mark.parametrize("kind", ["training", "unlabelled"])
+def test_unreadable_images_of_each_kind_are_limited(few: Path, kind: str) -> None:
+    images = few / "images"
+    for i in range(40):
+        path = images / ("few" if i < 8 else "more") / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), i).save(path)
+    broken = sorted((images / ("few" if kind == "training" else "more")).rglob("*.png"))[:4]
+    for path in broken:
+        path.write_bytes(b"")
+    options = SemiSupervised(images / "more", "consistency", unlabelled_ratio=1)
+    how: dict[str, Any] = {"data": images / "few", "batch_size": 2, "steps": 16, "max_unreadable": 0.12}
+    with pytest.raises(ValueError, match=f"of [0-9]+ {kind} images"):
+        train(semi(few, "consistency", semi_supervised=options, **how))
+
+
 def test_data_errors(few: Path) -> None:
     with pytest.raises(ValueError, match="has 100 images, but a batch needs 120"):
         train(semi(few, "consistency", semi_supervised=SemiSupervised(few / "more.npz", unlabelled_ratio=15)))

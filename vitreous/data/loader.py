@@ -209,7 +209,7 @@ class PairedLoader:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         pairs = zip(self.labelled.batches(start, stop), self.unlabelled.batches(start, stop), strict=True)
         for batch, more in pairs:
-            yield batch._replace(unlabelled=more, problems=[*batch.problems, *more.problems])
+            yield batch._replace(unlabelled=more)
 
 
 def with_targets(batches: Iterable[Batch], source: Source) -> Iterator[Batch]:

@@ -104,7 +104,7 @@ class Monitor:
 
     def __init__(self, world: World, source: Source, train_metric: str | None = "top1", limit: int = NONFINITE_STEPS):
         self.world, self.source, self.train_metric = world, source, train_metric
-        self.unreadable: dict[str, None] = {}  # an ordered set
+        self.unreadable: tuple[dict[str, None], ...] = ({}, {})  # ordered sets: labelled and unlabelled images
         self._reported: set[str] = set()  # unreadable images that were reported in earlier rows
         self.skipped = 0
         self._nonfinite: deque[Tensor] = deque(maxlen=limit)  # image indices of each non-finite step
@@ -117,9 +117,10 @@ class Monitor:
 
     def add(self, result: StepResult, batch: Batch) -> None:
         self._sums += torch.where(result.skipped > 0, 0, torch.stack([result.loss, result.metric, result.count]))
-        more = 0 if batch.unlabelled is None else len(batch.unlabelled.labels)
-        self._images += (len(batch.labels) + more) * self.world.size
-        self.unreadable |= dict.fromkeys(batch.problems)
+        for part, unreadable in zip((batch, batch.unlabelled), self.unreadable, strict=True):
+            if part is not None:
+                self._images += len(part.labels) * self.world.size
+                unreadable.update(dict.fromkeys(part.problems))
         self.check()
         self._pending = (_AsyncNumber(result.skipped), batch)
 
@@ -146,7 +147,8 @@ class Monitor:
     def metrics(self) -> dict[str, Any]:
         """Return mean metrics and newly found unreadable images since the last report. All processes must call this."""
         means = {f"train_{name}": value for name, value in self.means(self.world.sum(self._sums.clone())).items()}
-        new = [name for name in self.all_unreadable() if name not in self._reported]
+        names = dict.fromkeys(name for part in self.all_unreadable() for name in part)
+        new = [name for name in names if name not in self._reported]
         self._reported.update(new)
         return {**means, "train_unreadable": len(self._reported), "unreadable": new}
 
@@ -160,12 +162,10 @@ class Monitor:
             "images_per_second": self._images / seconds,
         }
 
-    def all_unreadable(self) -> list[str]:
-        """Return the unreadable images of all processes. All processes must call this."""
-        everyone: dict[str, None] = {}
-        for names in self.world.gather(list(self.unreadable)):
-            everyone |= dict.fromkeys(names)
-        return list(everyone)
+    def all_unreadable(self) -> list[list[str]]:
+        """Return the unreadable labelled and unlabelled images of all processes. All processes must call this."""
+        gathered = self.world.gather(self.unreadable)
+        return [list(dict.fromkeys(name for names in parts for name in names)) for parts in zip(*gathered, strict=True)]
 
 
 class _AsyncNumber:

@@ -8,7 +8,7 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -317,7 +317,7 @@ def _finish_epoch(
     config, world, task, folder = job.config, job.world, job.task, saver.folder
     epoch = -(-progress.step // job.steps_per_epoch)
     row: dict[str, Any] = {"step": progress.step, "epoch": epoch, "lr": lr, **monitor.metrics()}
-    _check_unreadable(job, monitor.all_unreadable())
+    _check_unreadable(job, *monitor.all_unreadable())
     if evaluated := epoch % (config.evaluate_every or 1) == 0 or progress.step == job.total_steps:
         with job.phases("evaluation"):
             metrics = job.evaluate(job.data.val, display).metrics()
@@ -371,15 +371,16 @@ def solve(job: Job, folder: Path, display: ProgressDisplay) -> None:
     _save(job, saver, progress)
 
 
-def _check_unreadable(job: Job, names: list[str]) -> None:
-    """Raise ValueError if too many training images are unreadable."""
-    count, given = len(job.data.train) + len(job.data.unlabelled or ()), job.config.max_unreadable
-    allowed = MAX_UNREADABLE if given is None else given
-    if len(names) / count > allowed:
-        raise ValueError(
-            f"{len(names)} of {count} training images ({len(names) / count:.1%}) cannot be read, which is more than "
-            f"--max-unreadable {allowed:g} allows; the first is {names[0]}"
-        )
+def _check_unreadable(job: Job, labelled: list[str], unlabelled: Sequence[str] = ()) -> None:
+    """Raise ValueError if too many labelled or too many unlabelled training images are unreadable."""
+    allowed = MAX_UNREADABLE if job.config.max_unreadable is None else job.config.max_unreadable
+    parts = ("training", job.data.train, labelled), ("unlabelled", job.data.unlabelled, unlabelled)
+    for kind, source, names in parts:
+        if source is not None and len(names) / len(source) > allowed:
+            raise ValueError(
+                f"{len(names)} of {len(source)} {kind} images ({len(names) / len(source):.1%}) cannot be read, which "
+                f"is more than --max-unreadable {allowed:g} allows; the first is {names[0]}"
+            )
 
 
 def _provenance(job: Job, folder: Path, progress: Progress, metrics: dict[str, Any]) -> dict[str, Any]:
