@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import pickle
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +140,10 @@ def test_every_process_reports_the_signal_that_only_one_received(
     with pytest.raises(Interrupted) as stop:
         train(tiny(tmp_path / "run"))
     assert stop.value.signal_number == signal.SIGTERM
+    copy = pickle.loads(pickle.dumps(stop.value))  # as from the process of a recipe
+    assert (type(copy), vars(copy)) == (Interrupted, vars(stop.value))
+    assert str(copy) == str(stop.value)
+    assert f"after step 1 of 30 in {tmp_path / 'run'}; resume" in str(copy)
 
 
 @pytest.mark.slow

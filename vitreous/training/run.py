@@ -52,9 +52,15 @@ MAX_UNREADABLE = 0.05  # default of --max-unreadable
 class Interrupted(Exception):
     """Raised when a signal stops a run, after a checkpoint has been saved."""
 
-    def __init__(self, signal_number: int, message: str):
-        super().__init__(message)
+    def __init__(self, signal_number: int, place: str, folder: Path):
+        super().__init__(signal_number, place, folder)  # pickling passes these arguments again
         self.signal_number = signal_number
+        self.place = place  # such as "step 3 of 6 in runs/first/teacher"
+        self.folder = folder  # to be resumed
+
+    def __str__(self) -> str:
+        command = f"vitreous train --out {shlex.quote(str(self.folder))} --resume"
+        return f"saved and stopped after {self.place}; resume with `{command}`"
 
 
 @dataclass(frozen=True)
@@ -189,10 +195,7 @@ def _finish_earlier(config: TrainConfig, folder: Path, here: World, command: str
     try:
         train(config, command=command)
     except Interrupted as stop:
-        place = str(stop).split(";")[0]
-        place = place if " of " + str(earlier) in place else f"{place} of {earlier}"
-        message = f"{place}; resume with `vitreous train --out "
-        raise Interrupted(stop.signal_number, f"{message}{shlex.quote(str(folder))} --resume`") from None
+        raise Interrupted(stop.signal_number, stop.place, folder) from None
     if here.first:
         print(f"\n{folder}:", flush=True)
 
@@ -298,9 +301,7 @@ def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) 
             action = world.max(received() or (SAVE if saver.due() else NOTHING))
             if action > SAVE:
                 _save(job, saver, progress)
-                command = f"vitreous train --out {shlex.quote(str(folder))} --resume"
-                message = f"saved and stopped after step {step + 1} of {job.total_steps}; resume with `{command}`"
-                raise Interrupted(action, message)
+                raise Interrupted(action, f"step {step + 1} of {job.total_steps} in {folder}", folder)
             if (step + 1) % job.steps_per_epoch == 0 or step + 1 == job.total_steps:
                 _finish_epoch(job, saver, display, monitor, progress, lr)
                 if _out_of_patience(config, progress):
