@@ -152,10 +152,10 @@ def main(config: Callable[[str, AnyOptions], TrainConfig], defaults: AnyOptions,
     """Parse the options and compare the methods. `config` returns the settings of a method."""
     import tyro
 
-    from vitreous.cli.main import exit_with_error
+    from vitreous.cli.main import run_recipes
 
-    try:
+    def script() -> None:
         options = tyro.cli(type(defaults), default=defaults, description=description)
         compare(lambda method: config(method, options), options)
-    except (ValueError, OSError) as error:
-        exit_with_error(error)
+
+    run_recipes(script)
