@@ -21,7 +21,6 @@ import dataclasses
 import json
 import math
 import multiprocessing
-import shlex
 import sys
 import tempfile
 import time
@@ -38,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import tyro
 
+from recipes.finished_run import finished
 from vitreous.common.codec import parse_fields
 from vitreous.model.options import GlobalAverage, Rotary2d, SwiGlu
 from vitreous.tasks.config import typed_overrides, with_fields
@@ -201,18 +201,10 @@ def run(settings: TrainConfig) -> Result:
     import torch
 
     import vitreous
-    from vitreous.training.run_folder import METRICS, read_config, resumed_config
+    from vitreous.training.run_folder import METRICS, folder_of, read_config
     from vitreous.weights.native import load_folder
 
-    assert settings.out is not None
-    folder = Path(settings.out)
-    if (folder / "config.json").exists():
-        settings = dataclasses.replace(settings, resume=True)
-        resumed_config(settings)  # raises if the settings differ
-    if (folder / "metrics.json").exists():
-        metrics = json.loads((folder / "metrics.json").read_text())
-    else:
-        metrics = vitreous.train(settings, command=shlex.join(["python", *sys.argv])).metrics
+    folder, metrics = folder_of(settings), finished(settings)
     data: dict[str, Any] = {"data": str(settings.data), "data_root": settings.data_root, "device": settings.device}
     mirrored = vitreous.evaluate(str(folder / "best"), **data, flip=True).to_dict()
     seconds = json.loads((folder / METRICS).read_text().splitlines()[-1])["seconds"]
