@@ -22,6 +22,7 @@ from vitreous.common.distributed import World
 from vitreous.model.options import GlobalAverage
 from vitreous.report import plots
 from vitreous.training import Augment, Distillation, Optim, TrainConfig, run_results
+from vitreous.training import run as loop
 from vitreous.training.checkpoint import read_progress
 from vitreous.training.optimizer_step import rate_fraction
 from vitreous.training.run import Interrupted, train
@@ -270,6 +271,27 @@ def test_failed_setup_leaves_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     train(steady(tmp_path / "run", steps=1))
     assert (tmp_path / "run" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()], ids=repr)
+def test_only_new_runs_are_removed_on_an_error_before_the_first_checkpoint(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*rest: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(loop, "train_steps", fail)
+    with pytest.raises(type(error)):
+        train(steady(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(loop.run_folder, "release", lambda folder: None)  # as if the run had been killed
+    with pytest.raises(type(error)):
+        train(steady(tmp_path / "run"))
+    monkeypatch.undo()
+    monkeypatch.setattr(loop, "train_steps", fail)
+    with pytest.raises(type(error)):
+        train(TrainConfig(out=tmp_path / "run", resume=True, device="cpu"))
+    assert (tmp_path / "run" / "config.json").exists()
 
 
 def test_resume_rejects_changed_settings(start: Path) -> None:

@@ -151,6 +151,22 @@ def test_the_first_teacher_can_be_a_checkpoint(few: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+def test_pseudo_labels_survive_a_failed_setup(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*rest: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    skip_report(monkeypatch)
+    train(semi(few, "consistency", out="first"))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "set_up", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train(semi(few, "noisy-student", distillation=Distillation(few / "first" / "best")))
+    before = (few / "run" / "pseudo_labels.npz").stat().st_mtime_ns
+    train(TrainConfig(out=few / "run", resume=True, device="cpu"))
+    assert (few / "run" / "pseudo_labels.npz").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
 def test_meta_pseudo_labels_saves_the_student(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_report(monkeypatch)
     run = train(semi(few, "meta-pseudo-labels"))

@@ -147,15 +147,15 @@ def train(
             if earlier is not None:
                 run_folder.check_free(run_folder.folder_of(earlier))
             run_folder.create(config, command, here, held)  # now, so that a killed earlier run can be resumed
+            held.enter_context(_removed_on_error(folder, here))
         if here.first and (config.allow_data_change or not (folder / run_folder.DATA).exists()):
             DataRecord.of(dataset, classes).write(folder / run_folder.DATA)
-        with nullcontext() if config.resume else _removed_on_error(folder, here):
-            if earlier is not None and not resume:
-                with phases("earlier runs"):
-                    _finish_earlier(earlier, folder, here, command)
-            with phases("data"):
-                dataset = task_class.complete_data(dataset, config, here, console.print)
-            job = set_up(config, dataset, here, task_class, opened, phases)
+        if earlier is not None and not resume:
+            with phases("earlier runs"):
+                _finish_earlier(earlier, folder, here, command)
+        with phases("data"):
+            dataset = task_class.complete_data(dataset, config, here, console.print)
+        job = set_up(config, dataset, here, task_class, opened, phases)
         for note in job.notes:
             console.print(f"  auto: {note}")
         notes, config = notes + job.notes, job.config
@@ -248,21 +248,14 @@ def _previous_progress(folder: Path, job: Job, console: SafeConsole) -> Progress
 
 
 def _train_with_display(job: Job, folder: Path, start: int, resume: bool) -> None:
-    """Train with a progress display. If this raises ValueError before the first checkpoint, remove the run folder."""
-    epochs, first = job.total_steps / job.steps_per_epoch, job.world.first
-    with ProgressDisplay(
-        job.total_steps, job.steps_per_epoch, epochs, start, evaluation_time(job), quiet=not first
-    ) as display:
-        try:
-            with job.phases("steps"):
-                if job.task.closed_form and not resume:
-                    solve(job, folder, display)
-                else:
-                    train_steps(job, folder, display, resume)
-        except ValueError:
-            if first:
-                run_folder.release(folder)
-            raise
+    """Train with a progress display."""
+    length = job.total_steps, job.steps_per_epoch, job.total_steps / job.steps_per_epoch
+    bars = ProgressDisplay(*length, start, evaluation_time(job), quiet=not job.world.first)
+    with bars as display, job.phases("steps"):
+        if job.task.closed_form and not resume:
+            solve(job, folder, display)
+        else:
+            train_steps(job, folder, display, resume)
 
 
 def train_steps(job: Job, folder: Path, display: ProgressDisplay, resume: bool) -> None:

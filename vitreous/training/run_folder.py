@@ -123,10 +123,11 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def release(folder: Path) -> None:
-    """Remove the run folder if setup failed before the first checkpoint."""
-    if any((folder / name).exists() for name in ("last", "best", METRICS)) or any(folder.glob(f"*/{CONFIG}")):
+    """Remove the folder of a run that failed before its first checkpoint, unless it has results of earlier runs."""
+    results = ("last", "best", METRICS, "pseudo_labels.npz")
+    if any((folder / name).exists() for name in results) or any(folder.glob(f"*/{CONFIG}")):
         return
-    for name in (CONFIG, COMMANDS, DATA, LOCK, "pseudo_labels.npz"):
+    for name in (CONFIG, COMMANDS, DATA, LOCK):
         (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
