@@ -85,6 +85,13 @@ def test_batches_depend_only_on_the_seed_and_the_step(few: Path) -> None:
     assert torch.equal(torch.cat(parts), whole[3].unlabelled.images)
 
 
+@pytest.mark.parametrize("batch_size", [None, "auto"])
+def test_chosen_batch_needs_at_most_all_unlabelled_images(few: Path, batch_size: Any) -> None:
+    options = SemiSupervised(few / "more.npz", "consistency", unlabelled_ratio=7)
+    ready = job(semi(few, "consistency", semi_supervised=options, batch_size=batch_size))
+    assert ready.config.batch_size == 100 // 7
+
+
 def test_labels_of_unlabelled_images_have_no_effect(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_report(monkeypatch)
     arrays = dict(np.load(few / "more.npz"))

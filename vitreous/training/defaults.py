@@ -178,13 +178,15 @@ class _Choices:
             ideal = self.task.fine_tuning.batch_size * (4 if self.count > LORA_IMAGES else 1)
         each = self.task.step_images(self.config)
         ideal = max(ideal // each, 16)
-        if self.data.unlabelled is not None:
-            ideal = min(ideal, max(len(self.data.unlabelled) // self.config.semi_supervised.unlabelled_ratio, 1))
         if self.device == "cuda" or self.config.batch_size == "auto":
             model = self.task.planned_config(self.config, self.data, self.init)
             fitting = max(self.processes * fitting_batch(model, free_memory(self.device)) // each, 1)
             if self.config.batch_size == "auto" or fitting < ideal:
                 ideal, reason = fitting, "fits in half of the free memory"
+        if self.data.unlabelled is not None:
+            most = max(len(self.data.unlabelled) // self.config.semi_supervised.unlabelled_ratio, 1)
+            if most < ideal:
+                ideal, reason = most, f"for {len(self.data.unlabelled)} unlabelled images"
         parts = self.processes * self.config.accumulate
         return Choice("batch_size", batch_size(self.count, ideal, parts), reason)
 
