@@ -100,9 +100,13 @@ def nested(config: Any, default: Any, name: str) -> bool:
 
 def stage_keys(run: Run, scale: Scale) -> tuple[str, ...]:
     """Return a key for each stage of a run. It depends on the settings, on the data and on all stages before it."""
-    data = [scale.data, TEST_FRACTION, code_of(write_images), code_of(balanced)]
     described = [settings(stage, first=i == 0) for i, stage in enumerate(run.stages)]
-    return tuple(digest([data, described[: i + 1]]) for i in range(len(described)))
+    return tuple(digest([origin_of(scale), described[: i + 1]]) for i in range(len(described)))
+
+
+def origin_of(scale: Scale) -> list[Any]:
+    """Return the data of a scale and the code that draws images from it."""
+    return [scale.data, TEST_FRACTION, code_of(write_images), code_of(balanced)]
 
 
 def fingerprint(study: Study, run: Run, scale: Scale) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from recipes.finished_run import finished
 from recipes.studies.flops import stage_flops
-from recipes.studies.records import Record, fingerprint, missing, settings, stage_keys
+from recipes.studies.records import Record, digest, fingerprint, missing, origin_of, settings, stage_keys
 from recipes.studies.study import Run, Scale, Study, Trained, machine, write_images
 from vitreous.common.device import choose_device
 from vitreous.common.threads import cores
@@ -115,7 +115,7 @@ def measure_run(place: Place, planned: Planned, seconds: float | None) -> Record
 def images_of(scale: Scale, place: Place, count: int, seed: int) -> Path:
     """Return the file with the training images of a run. Each seed has its own images, unless all are used."""
     seed = 0 if count == scale.train else seed
-    path = place.work / "data" / f"{scale.data}-{count}-{seed}.npz"
+    path = place.work / "data" / f"{scale.data}-{count}-{seed}-{digest(origin_of(scale))}.npz"
     if not path.exists():
         write_images(scale, place.data_root, count, seed, path)
     return path

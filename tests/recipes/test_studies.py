@@ -15,12 +15,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from recipes.studies import STUDIES
+from recipes.studies import records as records_module
+from recipes.studies import study as study_module
 from recipes.studies.__main__ import Options, main
 from recipes.studies.flops import image_flops, model_config, stage_flops
 from recipes.studies.masked import AVERAGE
 from recipes.studies.publish import DOCS, curves_of, draw, filled, label_ticks, table
 from recipes.studies.records import RESULTS, Record, add, fingerprint, path_of, read, status
-from recipes.studies.run_studies import InThisProcess, Place, Planned, Session, measure_run, plan
+from recipes.studies.run_studies import InThisProcess, Place, Planned, Session, images_of, measure_run, plan
 from recipes.studies.study import (
     DIGITS,
     H200,
@@ -241,6 +243,20 @@ def test_all_runs_share_the_test_images(tmp_path: Path) -> None:
     assert len(first["y_train"]) == 40
     with pytest.raises(ValueError, match="896"):
         write_images(TINY, None, 5_000, 0, tmp_path / "many.npz")
+
+
+def test_images_are_written_again_if_their_choice_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path, None, "cpu", 1)
+    first = images_of(TINY, place, 40, 0)
+    assert images_of(TINY, place, 40, 0) == first
+    for module in (records_module, study_module):
+        monkeypatch.setattr(module, "balanced", first_images)
+    second = images_of(TINY, place, 40, 0)
+    assert not np.array_equal(np.load(first)["x_train"], np.load(second)["x_train"])
+
+
+def first_images(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    return np.arange(count)
 
 
 LONG = dataclasses.replace(TINY, steps=2_000)
