@@ -1,6 +1,6 @@
 """Writes the plots and tables of docs/*/results.md from the results of studies, and lists stale ones: `make results`.
 
-A page marks the place of a table with `<!-- results: STUDY -->` and `<!-- end -->`; what is between them is generated.
+A page marks the place of a table with `<!-- results: STUDY -->` and `<!-- end -->`; the text between them is generated.
 """
 # ruff: noqa: RUF001 (Chinese punctuation)
 
@@ -172,8 +172,8 @@ def block(name: str, results: Path, language: str) -> str:
             minutes=max(sum(record.seconds / record.jobs for record in records) / 60, 1),
             machine=", ".join(dict.fromkeys(record.machine for record in records)),
         )
-        picture = f"![{study.x} → {study.y}](../results/{scale.name}/{name}.png)"
-        parts.append("\n".join([picture, "", *table(study, curves_of(records)), "", f"{about} {command}"]))
+        figure = f"![{study.x} → {study.y}](../results/{scale.name}/{name}.png)"
+        parts.append("\n".join([figure, "", *table(study, curves_of(records)), "", f"{about} {command}"]))
     return "\n\n".join(parts)
 
 
