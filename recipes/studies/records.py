@@ -28,7 +28,7 @@ class Record:
     seed: int
     points: list[Point]
     fingerprint: str
-    seconds: float  # on a machine shared by `jobs` runs
+    seconds: float  # of all stages, some of which other runs may share, on a machine shared by `jobs` runs
     jobs: int
     tflops: float  # computed from the models, not measured
     machine: str

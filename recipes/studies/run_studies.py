@@ -83,18 +83,20 @@ def plan(studies: Sequence[Study], scale: Scale, results: Path) -> list[Planned]
 
 def measure_run(place: Place, planned: Planned, seconds: float | None) -> Record | None:
     """Train the stages of a run and measure the last one. Return None if it was interrupted or ran out of time."""
-    run, scale, started = planned.run, planned.scale, time.monotonic()
+    run, scale = planned.run, planned.scale
     log = place.work / "logs" / f"{planned.keys[-1]}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     device = str(choose_device(place.device))
     try:
         with time_limit(seconds), open(log, "a") as file, contextlib.redirect_stdout(file):
-            metrics, init, data = {}, None, Path()
+            metrics, init, data = [], None, Path()
             for stage, key in zip(run.stages, planned.keys, strict=True):
                 data = images_of(scale, place, stage.images, run.seed)
                 config = dataclasses.replace(stage.config, data=data, device=device, out=place.folder(key), init=init)
-                metrics, init = finished(config), place.folder(key) / "best"
-            points = planned.study.measure(Trained(scale, run, place.folder(planned.keys[-1]), metrics, data, device))
+                metrics.append(finished(config))
+                init = place.folder(key) / "best"
+            last = Trained(scale, run, place.folder(planned.keys[-1]), metrics[-1], data, device)
+            points = planned.study.measure(last)
     except (Interrupted, KeyboardInterrupt):
         return None
     return Record(
@@ -103,7 +105,7 @@ def measure_run(place: Place, planned: Planned, seconds: float | None) -> Record
         seed=run.seed,
         points=points,
         fingerprint=planned.fingerprint,
-        seconds=round(time.monotonic() - started, 2),
+        seconds=round(sum(stage["seconds"] for stage in metrics), 2),
         jobs=place.jobs,
         tflops=round(sum(planned.flops) / 1e12, 3),
         machine=machine(device),

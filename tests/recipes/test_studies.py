@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import threading
 import time
 from collections import Counter
@@ -66,7 +67,7 @@ def todo(tmp_path_factory: pytest.TempPathFactory) -> list[Planned]:
 
 
 class Machine:
-    """Executes runs on a clock of its own, on which they take `slowness` times their estimated duration."""
+    """Executes runs on a simulated clock, on which they take `slowness` times their estimated duration."""
 
     def __init__(self, slowness: float = 1.0, failing: Sequence[Planned] = ()):
         self.failing = failing
@@ -356,6 +357,9 @@ def test_a_run_out_of_time_is_resumed(tmp_path: Path) -> None:
     record = measure_run(place, planned, seconds=None)
     assert record is not None
     assert place.trained(planned.keys[0])
+    stages = [json.loads((place.folder(key) / "metrics.json").read_text()) for key in planned.keys]
+    assert record.seconds == pytest.approx(sum(stage["seconds"] for stage in stages), abs=0.01)
+    assert len(stages) == 2
     assert record.points[0].curve == "MAE"
     assert record.points[0].value > 0.15
 
