@@ -1,4 +1,4 @@
-"""Whitening makes the outputs of the patch embedding uncorrelated on training images."""
+"""Whitening the patches of training images in the patch embedding."""
 
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from train_runs import tiny
 from vitreous.common.checks import BadValue
 from vitreous.common.distributed import World
+from vitreous.data.loader import Batch
 from vitreous.data.open import open_data
 from vitreous.model.build import build
 from vitreous.model.init import WHITENED, whiten_
@@ -57,15 +58,16 @@ def test_moments_of_parts_are_those_of_all_rows() -> None:
     torch.testing.assert_close(covariance, rows.T.cov(correction=0))
 
 
-@pytest.mark.parametrize("preset", ["ViT-Ti/4", "Swin-Ti/4"])
-def test_trained_model_starts_with_white_patches(preset: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("preset", "width"), [("ViT-Ti/4", 16), ("ViT-Ti/4", 64), ("Swin-Ti/4", 16)])
+def test_trained_model_starts_with_white_patches(preset: str, width: int, tmp_path: Path) -> None:
+    """A patch has 48 pixels, so the covariance of 64 outputs has 48 equal eigenvalues, and the others are 0."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     pixels = (np.repeat(np.repeat(coarse, 4, 1), 4, 2) // 2 + rng.integers(0, 128, (40, 32, 32, 3))).astype(np.uint8)
     labels = np.arange(40) % 2
     np.savez(tmp_path / "smooth.npz", x_train=pixels, y_train=labels, x_test=pixels, y_test=labels)
     data = open_data(str(tmp_path / "smooth.npz"))
-    overrides: dict[str, Any] = {"depth": 1, "width": 16, "num_heads": 2, "mlp_width": 8}
+    overrides: dict[str, Any] = {"depth": 1, "width": width, "num_heads": 2, "mlp_width": 8}
     if preset.startswith("Swin"):
         overrides = {"width": 16, "depths": (1,), "stage_heads": (2,), "window": (4, 4)}
     fields = {"data": tmp_path / "smooth.npz", "model": preset, "overrides": overrides, "image_size": (32,)}
@@ -75,7 +77,23 @@ def test_trained_model_starts_with_white_patches(preset: str, tmp_path: Path) ->
     patches, _ = model.patch_embedding(normalise(images / 255, model.config.preprocessing))
     outputs = patches.flatten(0, 1).double()
     assert outputs.mean(0).abs().max() < 1e-3
-    torch.testing.assert_close(outputs.T.cov(correction=0), torch.eye(16).double(), atol=0.1, rtol=0)
+    variances = torch.linalg.eigvalsh(outputs.T.cov(correction=0))
+    expected = torch.where(torch.arange(width) < width - 48, 0.0, max(width / 48, 1.0)).double()
+    torch.testing.assert_close(variances, expected, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("pixel", "label", "message"), [(0, 0, "constant"), (117, 0, "constant"), (0, -1, "can be read")]
+)
+def test_images_without_variance_are_rejected(pixel: int, label: int, message: str) -> None:
+    model = build(configure("ViT-Ti/4", 2, image_size=(8,), overrides={"depth": 1}))
+    where = torch.arange(4)
+    images = torch.full((4, 3, 8, 8), pixel, dtype=torch.uint8)
+    with pytest.raises(BadValue, match=f"--whiten .*{message}"):
+        whiten_patches(model, [Batch(images, torch.full((4,), label), where, where, 0, [])])
+    images[0, 0, 0, 0] = 255
+    whiten_patches(model, [Batch(images, torch.zeros_like(where), where, where, 0, [])])
+    assert model.patch_embedding.projection.weight.isfinite().all()
 
 
 def test_unsuitable_settings_are_rejected() -> None:

@@ -31,11 +31,12 @@ def lecun_normal_(conv: nn.Conv2d) -> nn.Conv2d:
 
 @torch.no_grad()
 def whiten_(conv: nn.Conv2d, mean: Float[Tensor, "p"], covariance: Float[Tensor, "p p"]) -> nn.Conv2d:
-    """Initialise a projection of patches so that its outputs are uncorrelated and have mean 0 and variance 1.
+    """Initialise a projection of patches to whiten them, then project them at random.
 
-    `mean` and `covariance` are those of the patches. The principal components of the patches are scaled to variance 1,
-    then rotated at random, so that each output depends on all of them. If there are more outputs than pixels, only the
-    variance of the outputs in every direction that they can have is equal.
+    `mean` and `covariance` are those of the patches. Their largest principal components, at most one per output, are
+    scaled to the same variance, then multiplied by a random matrix with orthonormal columns, so that each output
+    depends on all of them. The outputs have mean 0 and a mean variance of 1. They are uncorrelated if there are at most
+    as many outputs as pixels.
     """
     width, rank = conv.weight.shape[0], min(conv.weight.shape[0], len(mean))
     variances, directions = torch.linalg.eigh(covariance.double().cpu())  # in ascending order
