@@ -313,7 +313,7 @@ class TrainConfig:
     """Progressive resizing: fraction of the epochs with smaller training images, which make steps faster. Their size
     grows from half of the image size to the full size."""
     whiten: bool = False
-    """Initialise the patch embedding so that its outputs are uncorrelated on the training images."""
+    """Initialise the patch embedding to whiten the patches of the training images before a random projection."""
     flip_test: bool = False
     """Average the predictions for each validation image and its mirror image."""
 
