@@ -60,7 +60,7 @@ def test_consistency_loss_is_that_of_fixmatch() -> None:
     inputs = task.prepare(batch([0, 2, -1], [0, 0, 0, -1, 0, 0]))
     images, targets, weak, strong, _, _, weights = inputs
     threshold = net.eval()(weak).detach().softmax(1).amax(1).median().item()
-    task.least = threshold
+    task.threshold = threshold
     net.train()
     torch.manual_seed(1)
     loss, used = task.loss(net, inputs)
@@ -216,7 +216,7 @@ def test_teacher_learns_from_labels_and_from_weak_views(meta: Any) -> None:
     plain, _ = next(losses)  # the student was not updated, so there is no feedback
     teacher = task.net.teacher
     assert torch.allclose(plain, -(targets * teacher(images).log_softmax(1)).sum())
-    task.unlabelled_weight, task.least = 8.0, 0.55
+    task.unlabelled_weight, task.threshold = 8.0, 0.55
     _, (loss, _) = task.turn_losses([task.net.student, teacher], inputs, ALONE)
     sharp = (teacher(weak) / 0.7).softmax(1)
     used = sharp.amax(1) >= 0.55
@@ -337,7 +337,7 @@ def test_default_options(semi: Any) -> None:
     chosen = {
         name: value for name, value, *_ in task.choose_options(given, DataSet("x", source, source, None, ""), None)
     }
-    assert chosen["threshold"] == task.threshold
+    assert chosen["threshold"] == task.default_threshold
     given = config(semi, threshold=0.0)
     chosen = {
         name: value for name, value, *_ in task.choose_options(given, DataSet("x", source, source, None, ""), None)

@@ -51,13 +51,13 @@ class SemiTask(Classify):
 
     train_metric = "pseudo_labelled"  # fraction of the unlabelled images whose pseudo label is probable enough
     options = frozenset({"smoothing", "flip_test", "mixup", "cutmix", *vars(SemiSupervised())} - {"rounds"})
-    threshold: ClassVar[float]  # default of --threshold
+    default_threshold: ClassVar[float]  # of --threshold
     ema: ClassVar[float | None] = None  # default of --ema
 
     def __init__(self, config: TrainConfig, model: Model):
         super().__init__(config, model)
-        least = config.semi_supervised.threshold
-        self.least = self.threshold if least is None else least
+        threshold = config.semi_supervised.threshold
+        self.threshold = self.default_threshold if threshold is None else threshold
         self.unlabelled_weight = config.semi_supervised.unlabelled_weight
 
     @classmethod
@@ -79,7 +79,7 @@ class SemiTask(Classify):
     def choose_options(cls, config: TrainConfig, data: DataSet, init: Checkpoint | None) -> list[Choice]:
         semi, reason = config.semi_supervised, f"for {cls.flag(config)}"
         given = {"threshold": semi.threshold, "ema": config.optim.ema}
-        default = {"threshold": cls.threshold, "ema": cls.ema}
+        default = {"threshold": cls.default_threshold, "ema": cls.ema}
         return [Choice(k, v, reason) for k, v in default.items() if given[k] is None and v is not None]
 
     @classmethod
@@ -117,7 +117,7 @@ class SemiTask(Classify):
 
     def confident(self, logits: Float[Tensor, "u c"]) -> Float[Tensor, "u"]:
         """Return 1 for each prediction that is probable enough to be a pseudo label."""
-        return (logits.softmax(1).amax(1) >= self.least).float()
+        return (logits.softmax(1).amax(1) >= self.threshold).float()
 
     def steps_taken(self, steps: int, epochs: int) -> str:
         size, ratio = self.config.batch_size, self.config.semi_supervised.unlabelled_ratio
@@ -136,7 +136,7 @@ def weak_augmentation(strong: Augmentation) -> Augmentation:
 class Consistency(SemiTask):
     """FixMatch: the most probable class of the weak view, if it is probable enough, is the label of the strong view."""
 
-    threshold, ema = 0.95, 0.999
+    default_threshold, ema = 0.95, 0.999
 
     def loss(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         images, targets, weak, strong, _, readable, weights = inputs
@@ -166,7 +166,7 @@ class NoisyStudent(SemiTask):
     """
 
     options = SemiTask.options | {"rounds", "teacher"}
-    threshold = 0.3
+    default_threshold = 0.3
 
     def __init__(self, config: TrainConfig, model: Model):
         super().__init__(replace(config, distillation=Distillation()), model)  # the steps do not need the teacher
@@ -218,7 +218,7 @@ class NoisyStudent(SemiTask):
         assert batch.targets is not None
         images = augment(batch.images, rng, self.augmentation)
         targets = batch.targets.to(images.device, non_blocking=True)
-        used = (targets.amax(1) >= self.least) & (batch.labels >= 0)
+        used = (targets.amax(1) >= self.threshold) & (batch.labels >= 0)
         images, targets = mix(images, targets, rng, self.augmentation, used)
         return normalise(images, self.model.config.preprocessing), targets, used.float()
 
@@ -253,7 +253,7 @@ class MetaPseudoLabels(SemiTask):
     """
 
     long_steps = False  # CUDA graphs do not support two models
-    threshold, ema = 0.6, 0.995
+    default_threshold, ema = 0.6, 0.995
     temperature = 0.7  # of the teacher's predictions for weak views
 
     def __init__(self, config: TrainConfig, model: Model):
