@@ -315,6 +315,25 @@ def test_pseudo_labels_are_the_predictions_of_the_teacher(tmp_path: Path) -> Non
         NoisyStudent.complete_data(data, dataclasses.replace(other, out=tmp_path, workers=0), ALONE, lines.append)
 
 
+def test_unreadable_images_have_no_pseudo_labels(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    for i in range(3):
+        Image.new("RGB", (8, 8), (60 * i, 0, 0)).save(tmp_path / "more" / f"{i}.png")
+    (tmp_path / "more" / "1.png").write_bytes(b"")
+    save(model(labels=("a", "b", "c")), tmp_path / "teacher" / "best")
+    source = ArraySource(np.zeros((3, 8, 8, 3), np.uint8), np.arange(3), ("a", "b", "c"), "x")
+    data = DataSet("x", source, source, None, "", unlabelled=open_unlabelled(str(tmp_path / "more")))
+    given = dataclasses.replace(config("noisy-student", threshold=0.0), out=tmp_path, workers=0)
+    lines: list[str] = []
+    complete = NoisyStudent.complete_data(data, given, ALONE, lines.append).unlabelled
+    assert complete is not None
+    assert complete.targets is not None
+    assert complete.targets.sum(1) == pytest.approx([1, 0, 1])
+    assert "pseudo labels for 2 of 3 unlabelled images" in lines[-1]
+    task = NoisyStudent(given, model())
+    assert task.prepare(batch([0], [0] * 3, torch.from_numpy(complete.targets)))[4].tolist() == [1, 0, 1]
+
+
 def test_each_student_needs_the_run_of_its_teacher(tmp_path: Path) -> None:
     given = dataclasses.replace(config("noisy-student", rounds=2), out=tmp_path)
     first = NoisyStudent.earlier_run(given)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitreous.common.atomic_files import atomic_file
@@ -35,7 +35,7 @@ from vitreous.inference.predictor import Predictor
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import EVALUATION_BATCH, SMALL, Choice, padded_if
-from vitreous.tasks.classification_metrics import classify_source
+from vitreous.tasks.classification_metrics import UNREADABLE, classify_source
 from vitreous.tasks.classify import Classify, cross_entropy
 from vitreous.tasks.config import Distillation, SemiSupervised, TrainConfig
 from vitreous.weights.load import Checkpoint, load_encoder
@@ -196,18 +196,20 @@ class NoisyStudent(SemiTask):
             progress = ProgressLines(log) if world.first else silent
             outputs = tuple(map(str, range(shape[1])))
             mine = classify_source(predictor, data.unlabelled, outputs, world.rank, world.size, True, progress)
-            logits = type(mine).join(world.gather(mine)).logits
-            assert logits is not None
+            found = type(mine).join(world.gather(mine))
+            assert found.logits is not None
             if world.first:
+                readable = (found.labels != UNREADABLE)[:, None]
+                predicted = torch.where(readable, found.logits.softmax(1), 0).numpy()
                 with atomic_file(file) as aside, open(aside, "wb") as stream:
-                    np.savez_compressed(stream, probabilities=logits.softmax(1).numpy(), names=np.array(names))
+                    np.savez_compressed(stream, probabilities=predicted, names=np.array(names))
             world.wait()
         stored = read_npz(file)
         probabilities = stored.get("probabilities")
         if probabilities is None or probabilities.shape != shape or stored["names"].tolist() != names:
             raise ValueError(f"{file} does not belong to the {shape[0]:,} images of --unlabelled; start a new run")
         assert config.semi_supervised.threshold is not None
-        used = int((probabilities.max(1) >= config.semi_supervised.threshold).sum())
+        used = int(has_pseudo_label(torch.from_numpy(probabilities), config.semi_supervised.threshold).sum())
         log(f"pseudo labels for {used:,} of {shape[0]:,} unlabelled images ({used / shape[0]:.1%})")
         unlabelled = copy.copy(data.unlabelled)
         unlabelled.targets = probabilities
@@ -218,7 +220,7 @@ class NoisyStudent(SemiTask):
         assert batch.targets is not None
         images = augment(batch.images, rng, self.augmentation)
         targets = batch.targets.to(images.device, non_blocking=True)
-        used = (targets.amax(1) >= self.threshold) & (batch.labels >= 0)
+        used = has_pseudo_label(targets, self.threshold) & (batch.labels >= 0)
         images, targets = mix(images, targets, rng, self.augmentation, used)
         return normalise(images, self.model.config.preprocessing), targets, used.float()
 
@@ -228,6 +230,12 @@ class NoisyStudent(SemiTask):
         supervised = (cross_entropy(labelled, targets) * weights).sum()
         loss = supervised + self.unlabelled_weight * self.unlabelled_sum(cross_entropy(unlabelled, pseudo), used)
         return loss, self.unlabelled_sum(torch.ones_like(used), used)
+
+
+def has_pseudo_label(probabilities: Float[Tensor, "u c"], threshold: float) -> Bool[Tensor, "u"]:
+    """Return True for images whose most probable class reaches the threshold. Those of unreadable images are all 0."""
+    most = probabilities.amax(1)
+    return (most >= threshold) & (most > 0)
 
 
 # ---- Meta Pseudo Labels ----------------------------------------------------------------------------------------------
