@@ -113,7 +113,7 @@ class Task(ABC):
     complete_checkpoint: ClassVar[bool] = False  # True if checkpoints contain all that `evaluate_best` needs
     calibrates: ClassVar[bool] = False  # True if `calibrate` can calibrate the best checkpoint
     closed_form: ClassVar[bool] = False  # True if `solve` computes the weights without training steps
-    long_steps: ClassVar[bool] = True  # False if steps are too short to be compiled by default
+    compiles_by_default: ClassVar[bool] = True  # False if steps are only compiled with --compile
     prepares_groups: ClassVar[bool] = True  # False if `prepare` needs much memory, e.g. for the outputs of a teacher
     labelled: ClassVar[bool] = True  # False if the task needs no labels
     outputs: ClassVar[tuple[str, str]] = ("class", "classes")  # words for one output and for several

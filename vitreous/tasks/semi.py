@@ -260,7 +260,7 @@ class MetaPseudoLabels(SemiTask):
     last steps train the student on the labelled images, at the small learning rates at the end of the schedule.
     """
 
-    long_steps = False  # CUDA graphs do not support two models
+    compiles_by_default = False  # CUDA graphs do not support two models
     default_threshold, ema = 0.6, 0.995
     temperature = 0.7  # of the teacher's predictions for weak views
 

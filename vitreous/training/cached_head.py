@@ -67,7 +67,7 @@ def with_cached_features(task: type[Task]) -> type[Task]:
 class CachedHead(Classify):
     """Mixin for a task that trains only the head, on batches of cached features."""
 
-    long_steps = False
+    compiles_by_default = False  # its steps are too short
     loader: "FeatureLoader"
 
     def module(self) -> nn.Module:

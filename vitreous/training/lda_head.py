@@ -41,7 +41,7 @@ UNUSED = {
 class LdaHead(Classify):
     """Classification with a frozen encoder and a head that is computed in closed form."""
 
-    closed_form, long_steps = True, False
+    closed_form, compiles_by_default = True, False
     next_steps = (*Classify.next_steps, "vitreous extend {best} --data MORE_IMAGES --out {folder}-extended")
 
     def __init__(self, config: TrainConfig, model: Model):

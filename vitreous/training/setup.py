@@ -249,7 +249,7 @@ def compile_step(job: Job, called_once: bool) -> Job:
     kernels = job.state.model.backbone.kernels(world.device, stepper.precision)
     if world.device.type == "cuda":
         job.notes.append(f"kernels = {kernels}")
-    automatic = config.compile is None and world.device.type == "cuda" and job.task.long_steps
+    automatic = config.compile is None and world.device.type == "cuda" and job.task.compiles_by_default
     if not automatic and not config.compile:
         return dataclasses.replace(job, config=dataclasses.replace(config, compile=False))
     firsts = [epoch * job.steps_per_epoch for epoch in job.task.first_epochs]
