@@ -152,17 +152,17 @@ def expected_gradient(task: MetaPseudoLabels, inputs: tuple[Tensor, ...], lr: fl
     total = torch.zeros(sum(weight.numel() for weight in teacher.parameters()), dtype=torch.float64)
     after = []
     for labels in itertools.product(range(2), repeat=len(strong)):
-        chance = torch.stack([probabilities[i, label] for i, label in enumerate(labels)])
-        middle = [probabilities[i, :label].sum() + chance[i] / 2 for i, label in enumerate(labels)]
+        probability = torch.stack([probabilities[i, label] for i, label in enumerate(labels)])
+        middle = [probabilities[i, :label].sum() + probability[i] / 2 for i, label in enumerate(labels)]
         task.net.student.load_state_dict(start)
         given = (images, targets, weak, strong, torch.stack(middle), readable, weights)
         losses = task.turn_losses([task.net.student, teacher], given, ALONE)
         student_update(task.net.student, next(losses)[0] / len(images), lr)
-        loss, _ = next(losses)
+        (loss,) = next(losses)
         assert next(losses, None) is None
         supervised = -(targets * teacher(images).log_softmax(1)).sum()
         gradients = torch.autograd.grad((loss - supervised) / len(images), list(teacher.parameters()))
-        total += chance.prod() * torch.cat([gradient.flatten() for gradient in gradients])
+        total += probability.prod() * torch.cat([gradient.flatten() for gradient in gradients])
         after.append(-(targets * task.net.student(images).log_softmax(1)).sum() / len(images))
     task.net.student.load_state_dict(start)
     return total, torch.stack(after).detach()
@@ -184,9 +184,9 @@ def test_teacher_gradient_is_that_of_the_expected_loss_of_the_updated_student(me
     found, after = expected_gradient(task, inputs, lr=0.5)
     log_probabilities = task.net.teacher(inputs[3]).log_softmax(1)
     combinations = list(itertools.product(range(2), repeat=4))
-    chances = torch.stack([log_probabilities[range(4), labels].sum() for labels in combinations]).exp()
-    assert torch.isclose(chances.sum(), torch.ones(()).double())
-    exact = torch.autograd.grad((chances * after).sum(), list(task.net.teacher.parameters()))
+    probabilities = torch.stack([log_probabilities[range(4), labels].sum() for labels in combinations]).exp()
+    assert torch.isclose(probabilities.sum(), torch.ones(()).double())
+    exact = torch.autograd.grad((probabilities * after).sum(), list(task.net.teacher.parameters()))
     exact = torch.cat([gradient.flatten() for gradient in exact])
     assert exact.norm() > 1e-4
     assert torch.allclose(found * 4, exact, rtol=1e-9, atol=1e-12)  # the loss is a mean over four images
@@ -213,17 +213,17 @@ def test_teacher_learns_from_labels_and_from_weak_views(meta: Any) -> None:
     images, targets, weak, strong, *_ = inputs
     losses = task.turn_losses([task.net.student, task.net.teacher], inputs, ALONE)
     assert next(losses)[1] >= 0
-    plain, _ = next(losses)  # the student was not updated, so there is no feedback
+    (plain,) = next(losses)  # the student was not updated, so there is no feedback
     teacher = task.net.teacher
     assert torch.allclose(plain, -(targets * teacher(images).log_softmax(1)).sum())
     task.unlabelled_weight, task.threshold = 8.0, 0.55
-    _, (loss, _) = task.turn_losses([task.net.student, teacher], inputs, ALONE)
+    _, (loss,) = task.turn_losses([task.net.student, teacher], inputs, ALONE)
     sharp = (teacher(weak) / 0.7).softmax(1)
     used = sharp.amax(1) >= 0.55
     consistency = -(sharp * teacher(strong).log_softmax(1)).sum(1)[used].sum()
     assert torch.allclose(loss - plain, 8 * consistency / 2)
     task.start_step(4, 100)
-    _, (loss, _) = task.turn_losses([task.net.student, teacher], inputs, ALONE)
+    _, (loss,) = task.turn_losses([task.net.student, teacher], inputs, ALONE)
     assert torch.allclose(loss - plain, 8 * consistency / 2 / 10)
 
 

@@ -274,11 +274,11 @@ class Task(ABC):
 
     def turn_losses(
         self, modules: list[nn.Module], inputs: tuple[Tensor, ...], world: World
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the results of `loss` for each of several learners. `modules` may wrap them.
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the summed loss of each of several learners, the first one with `train_metric`; both are logged.
 
-        Each learner is updated before the generator continues, so the next loss can depend on the update. A step does
-        not update the remaining learners if the generator ends early. The first loss and metric are logged.
+        `modules` may wrap the learners. Each learner is updated before the generator continues, so the next loss can
+        depend on the update. A step does not update the remaining learners if the generator ends early.
         """
         raise NotImplementedError
 

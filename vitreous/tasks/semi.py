@@ -294,7 +294,7 @@ class MetaPseudoLabels(SemiTask):
 
     def turn_losses(
         self, modules: list[nn.Module], inputs: tuple[Tensor, ...], world: World
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Tensor, ...]]:
         (student, teacher), own = modules, self.net.student
         images, targets, weak, strong, numbers, readable, weights = inputs
         if self.labelled_only:
@@ -321,7 +321,7 @@ class MetaPseudoLabels(SemiTask):
         consistency = self.unlabelled_sum(cross_entropy(on_strong, predicted.softmax(1)), used)
         supervised = (cross_entropy(on_labelled, targets) * weights).sum()
         weight, feedback_loss = self.ramp * self.unlabelled_weight, feedback * self.unlabelled_sum(chosen, readable)
-        yield supervised + weight * consistency + feedback_loss, used.sum()
+        yield (supervised + weight * consistency + feedback_loss,)
 
 
 def draw_labels(probabilities: Float[Tensor, "u c"], numbers: Float[Tensor, "u"]) -> Int[Tensor, "u"]:

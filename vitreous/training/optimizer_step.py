@@ -407,4 +407,5 @@ class TurnStepper(Stepper):
             reported += [value.detach() for value in result]
             if update:
                 skipped = torch.maximum(skipped, turn._optimizer_step())
-        return StepResult(reported[0], reported[1], count, skipped)
+        loss, metric, *_ = reported  # of the first learner
+        return StepResult(loss, metric, count, skipped)
