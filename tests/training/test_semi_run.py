@@ -92,6 +92,15 @@ def test_chosen_batch_needs_at_most_all_unlabelled_images(few: Path, batch_size:
     assert ready.config.batch_size == 100 // 7
 
 
+def test_expected_time_of_evaluations_counts_all_images_of_a_step(few: Path) -> None:
+    supervised, methods = semi(few, "consistency", semi_supervised=SemiSupervised()), SEMI_SUPERVISED
+    times = {method: loop.evaluation_time(job(semi(few, method))) for method in methods if method != "noisy-student"}
+    alone = loop.evaluation_time(job(supervised))
+    assert {method: alone / time for method, time in times.items()} == pytest.approx(
+        {"consistency": 3, "meta-pseudo-labels": 5}
+    )
+
+
 def test_labels_of_unlabelled_images_have_no_effect(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_report(monkeypatch)
     arrays = dict(np.load(few / "more.npz"))

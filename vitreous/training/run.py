@@ -207,7 +207,7 @@ def evaluation_time(job: Job) -> float:
     forward passes.
     """
     images = job.evaluated_images + len(job.data.val if job.data.test is None else job.data.test)
-    return images / 3 / (job.total_steps * job.place.batch_size)
+    return images / 3 / (job.total_steps * job.place.batch_size * job.task.step_images(job.config))
 
 
 def _checked(config: TrainConfig) -> TrainConfig:
