@@ -92,6 +92,18 @@ def test_chosen_batch_needs_at_most_all_unlabelled_images(few: Path, batch_size:
     assert ready.config.batch_size == 100 // 7
 
 
+@pytest.mark.parametrize(("steps", "keep"), [(9, "no"), (40, "memory")])
+def test_images_are_kept_if_most_of_both_kinds_are_used_again(few: Path, steps: int, keep: str) -> None:
+    """In 9 steps, the eight labelled images are used nine times, but most of the 160 unlabelled ones only once."""
+    for i in range(170):
+        path = few / "images" / ("few" if i < 10 else "more") / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), i).save(path)
+    options = SemiSupervised(few / "images" / "more", "consistency", unlabelled_ratio=2)
+    how: dict[str, Any] = {"data": few / "images" / "few", "batch_size": 8, "steps": steps, "keep_images": None}
+    assert job(semi(few, "consistency", semi_supervised=options, **how)).config.keep_images == keep
+
+
 def test_expected_time_of_evaluations_counts_all_images_of_a_step(few: Path) -> None:
     supervised, methods = semi(few, "consistency", semi_supervised=SemiSupervised()), SEMI_SUPERVISED
     times = {method: loop.evaluation_time(job(semi(few, method))) for method in methods if method != "noisy-student"}

@@ -246,11 +246,14 @@ class _Choices:
 
     def keep_images(self) -> Choice:
         planned = self.task.planned_config(self.config, self.data, self.init)
-        sources = [self.data.train] + ([] if self.data.unlabelled is None else [self.data.unlabelled])
-        readers = [train_reader(source, self.config, planned, self.task.masks) for source in sources]
+        readers = [train_reader(self.data.train, self.config, planned, self.task.masks)]
         assert isinstance(self.config.batch_size, int)
         steps_per_epoch = max(self.count // self.config.batch_size, 1)
-        epochs = self.config.epochs or (self.config.steps or 1) / steps_per_epoch
+        epochs = [self.config.epochs or (self.config.steps or 1) / steps_per_epoch]
+        if self.data.unlabelled is not None:
+            readers.append(train_reader(self.data.unlabelled, self.config, planned))
+            batch = self.config.batch_size * self.config.semi_supervised.unlabelled_ratio
+            epochs.append(epochs[0] * steps_per_epoch * batch / len(self.data.unlabelled))
         return choose_keep(readers, self.device, epochs)
 
     def workers(self) -> Choice:
@@ -348,9 +351,13 @@ def learning_rate(config: TrainConfig, fine_tuning: FineTuning) -> Choice:
     return Choice("lr", lr, f"{reason}, scaled with sqrt(batch size)")
 
 
-def choose_keep(readers: Sequence[Reader], device: str, epochs: float) -> Choice:
-    """Choose where decoded training images are kept: on the GPU, in main memory, or nowhere."""
-    if epochs < 2 and not all(is_array(reader.source) for reader in readers):
+def choose_keep(readers: Sequence[Reader], device: str, epochs: Sequence[float]) -> Choice:
+    """Choose where decoded training images are kept: on the GPU, in main memory, or nowhere.
+
+    `epochs` is the number of epochs of each reader.
+    """
+    uses = np.average(epochs, weights=[len(reader.source) for reader in readers])
+    if uses < 2 and not all(is_array(reader.source) for reader in readers):
         return Choice("keep_images", "no", "most images are used only once")
     needed = sum(map(kept_bytes, readers))
     size = f"{needed / 1e9:.2g} GB" if needed >= 1e9 else f"{needed / 1e6:.0f} MB"
