@@ -138,7 +138,7 @@ def choose(
         if (failing == "blocks" and compiled) or (failing == "graphs" and recorded):
             raise RuntimeError(message)
 
-    return compiling.choose_compile(stepper, rehearse, round(steps), blocks, graphs, World(0, 1, CPU)), stepper
+    return compiling.choose_compile(stepper, [rehearse], [round(steps)], blocks, graphs, World(0, 1, CPU)), stepper
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -152,6 +152,18 @@ def test_blocks_are_compiled_if_that_makes_the_run_shorter(graphs: bool, monkeyp
         assert [block.kind for block in blocks] == [("dynamic=False" if value == "blocks" else None)] * 2
         assert isinstance(stepper.compiled, compiling.GraphedModule) == graphs
         assert not graphs or isinstance(stepper.compiled.module, nn.Identity)  # not a graph of a graph
+
+
+@pytest.mark.parametrize(("steps", "value"), [([500, 10], "blocks"), ([10, 500], False)])
+def test_the_time_of_a_run_depends_on_the_steps_of_each_image_size(
+    steps: list[int], value: str | bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = (lambda: None), (lambda: None)
+    monkeypatch.setattr(compiling, "seconds_per_step", lambda rehearse, device: 0.2 if rehearse is slow else 0.01)
+    stepper = Stepper.__new__(Stepper)
+    stepper.compiled = nn.Identity()
+    choice = compiling.choose_compile(stepper, [slow, fast], steps, [Block()], False, World(0, 1, CPU))
+    assert choice.value == value
 
 
 @pytest.mark.parametrize("graphs", [False, True])

@@ -128,20 +128,22 @@ def release_graphs(stepper: Stepper) -> None:
 
 def choose_compile(
     stepper: Stepper,
-    rehearse: Callable[[], None],
-    steps: int,
+    rehearsals: Sequence[Callable[[], None]],
+    steps: Sequence[int],
     blocks: Sequence[nn.Module],
     graphs: bool,
     world: World,
-    count: int = 1,
 ) -> Choice:
     """Record CUDA graphs if `graphs`, and compile the blocks if that makes the run shorter.
 
-    `rehearse` runs a training step for each of the `count` shapes of the inputs, without updating weights.
+    Each of the `rehearsals` runs a training step for one shape of the inputs, without updating weights. `steps` are the
+    numbers of steps with these shapes.
     """
+    rehearse, count = all_of(rehearsals), len(rehearsals)
     rehearse()  # errors of the model itself must not be taken for errors of the compiler
     failed = record_graphs(stepper, rehearse, count) if graphs else "not supported for this run"
-    seconds = steps / count * seconds_per_step(rehearse, world.device)
+    durations = [seconds_per_step(one, world.device) for one in rehearsals]
+    seconds = sum(number * duration for number, duration in zip(steps, durations, strict=True))
     seconds = max(world.gather(seconds))  # the same choice in all processes
     value: str | bool = False if failed else "graphs"
     reason = f"without compiling, all steps together take about {roughly(seconds)}"
@@ -167,6 +169,16 @@ def _error(function: Callable[[], None]) -> str:
     except Exception as error:
         return single_spaced(str(error) or type(error).__name__, 80)
     return ""
+
+
+def all_of(functions: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """Return a function that calls all functions."""
+
+    def call() -> None:
+        for function in functions:
+            function()
+
+    return call
 
 
 def seconds_per_step(rehearse: Callable[[], None], device: torch.device) -> float:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from typing import Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -51,6 +53,7 @@ from vitreous.training.checkpoint import State
 from vitreous.training.compiling import (
     EVALUATED_IMAGES,
     WARM_UP,
+    all_of,
     choose_compile,
     compile_blocks,
     compiled,
@@ -252,25 +255,22 @@ def compile_step(job: Job, called_once: bool) -> Job:
     automatic = config.compile is None and world.device.type == "cuda" and job.task.compiles_by_default
     if not automatic and not config.compile:
         return dataclasses.replace(job, config=dataclasses.replace(config, compile=False))
-    firsts = [epoch * job.steps_per_epoch for epoch in job.task.first_epochs]
-    batches = [next(iter(job.loader.batches(step, step + 1))) for step in firsts if step < job.total_steps]
-
-    def rehearse() -> None:
-        for batch in batches:
-            stepper.rehearse(batch)
-
+    firsts = [first for epoch in job.task.first_epochs if (first := epoch * job.steps_per_epoch) < job.total_steps]
+    rehearsals = [partial(stepper.rehearse, next(iter(job.loader.batches(step, step + 1)))) for step in firsts]
+    rehearse = all_of(rehearsals)
     graphs = suits_graphs(config, world, called_once)
     with job.phases("compile"):
         if automatic:
             supported = () if config.parallel == "fsdp" or kernels.scope == "blocks" else blocks
-            choice = choose_compile(stepper, rehearse, job.total_steps, supported, graphs, world, len(batches))
+            steps = [after - first for first, after in pairwise([*firsts, job.total_steps])]
+            choice = choose_compile(stepper, rehearsals, steps, supported, graphs, world)
             config = dataclasses.replace(config, compile=choice.value)
             job.notes.append(f"compile = {choice.value} ({choice.reason})")
         elif config.compile in ("blocks", "graphs"):
             if config.compile == "blocks":
                 compile_blocks(blocks)
             rehearse()
-            failed = record_graphs(stepper, rehearse, len(batches)) if graphs else "not supported for this run"
+            failed = record_graphs(stepper, rehearse, len(rehearsals)) if graphs else "not supported for this run"
             if failed and (graphs or config.compile == "graphs"):
                 job.notes.append(f"no CUDA graphs: {failed}")
         else:
