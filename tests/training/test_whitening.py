@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from train_runs import tiny
+from train_runs import skip_report, tiny
 from vitreous.common.checks import BadValue
 from vitreous.common.distributed import World
 from vitreous.data.loader import Batch
@@ -21,7 +21,9 @@ from vitreous.model.inputs import normalise
 from vitreous.model.presets import configure
 from vitreous.model.protocol import UnsupportedModel
 from vitreous.tasks.config import TrainConfig
+from vitreous.training import setup
 from vitreous.training.defaults import choose
+from vitreous.training.run import train
 from vitreous.training.setup import set_up, some_images
 from vitreous.training.whitening import moments, whiten_patches
 
@@ -94,6 +96,14 @@ def test_images_without_variance_are_rejected(pixel: int, label: int, message: s
     images[0, 0, 0, 0] = 255
     whiten_patches(model, [Batch(images, torch.zeros_like(where), where, where, 0, [])])
     assert model.patch_embedding.projection.weight.isfinite().all()
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_not_whitened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_report(monkeypatch)
+    train(tiny(tmp_path / "run", whiten=True, steps=2))
+    monkeypatch.setattr(setup, "whiten_patches", lambda *_: pytest.fail("the weights are in the checkpoint"))
+    train(TrainConfig(out=tmp_path / "run", resume=True, device="cpu"))
 
 
 def test_unsuitable_settings_are_rejected() -> None:

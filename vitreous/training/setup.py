@@ -68,6 +68,7 @@ from vitreous.training.grouped_loader import GroupedLoader, group_size
 from vitreous.training.lda_head import LdaHead
 from vitreous.training.optimizer_step import Ema, Stepper, TurnStepper, add_lora, build_optimizers
 from vitreous.training.progress import PhaseTimer, ProgressDisplay, counted
+from vitreous.training.run_folder import folder_of
 from vitreous.training.trackers import Trackers
 from vitreous.training.whitening import IMAGES, whiten_patches
 from vitreous.weights.io.safetensors_file import copy_to_memory
@@ -159,7 +160,7 @@ def set_up(
         how = dataclasses.replace(model.config.preprocessing, value_range=config.value_range)
         for part in (model, model.backbone):
             part.config = part.config.override({"preprocessing": how})
-    if config.whiten:
+    if config.whiten and not (config.resume and (folder_of(config) / "last").exists()):
         whiten_patches(model.backbone, some_images(data.train, model.config))
     model = model.to(world.device)
     copy_to_memory(model)  # unmap the weights from the --init file, and make them contiguous for checkpoints
