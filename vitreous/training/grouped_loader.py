@@ -1,7 +1,8 @@
 """Augments the images of several steps at once, so that short steps do not wait for Python.
 
 Augmentation starts hundreds of small kernels, which takes about as long as a step of a small model. The random numbers
-of an image do not depend on its batch, so the images are the same as if each batch were augmented alone.
+of an image do not depend on its batch, so the images are the same as if each batch were augmented alone, up to rounding
+on a GPU.
 """
 
 import itertools

@@ -1,7 +1,8 @@
 """`vitreous.train`: open the data, complete the config, build the model and the optimizer, train, report.
 
 One loop handles all tasks, all devices and any number of processes. A step depends only on the checkpoint and on (seed,
-step), so a resumed run ends with the same weights as an uninterrupted one.
+step), so a resumed run ends with the same weights as an uninterrupted one. The only exception is --progressive with
+learned positions on a GPU, where their resampling is not deterministic.
 """
 
 import math
