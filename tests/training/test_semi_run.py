@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from native_models import load_state
 from recipes import cifar10_4000_labels, pets_few_labels
 from recipes.few_labels import METHODS, Options, run_of, write_labelled
 from train_runs import finish_in_two, skip_report, tiny
@@ -159,7 +161,9 @@ def test_a_student_without_pseudo_labels_is_trained_like_its_teacher(
 ) -> None:
     skip_report(monkeypatch)
     options = SemiSupervised(few / "more.npz", "noisy-student", unlabelled_ratio=2, threshold=1.0, rounds=1)
-    train(semi(few, "noisy-student", semi_supervised=options, dropout=0.0, stochastic_depth=0.0))
+    # AdamW would enlarge rounding errors of the key biases, which have no gradient.
+    how: dict[str, Any] = {"dropout": 0.0, "stochastic_depth": 0.0, "optim": Optim("sgd", lr=0.1, ema=0.9)}
+    train(semi(few, "noisy-student", semi_supervised=options, **how))
     student, teacher = state(few / "run"), state(few / "run" / "teacher")
     assert student.keys() == teacher.keys()
     assert all(torch.allclose(student[name], teacher[name], atol=1e-4) for name in student if name.startswith("ema."))
@@ -197,13 +201,14 @@ def test_pseudo_labels_survive_a_failed_setup(few: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_meta_pseudo_labels_saves_the_student(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_report(monkeypatch)
-    run = train(semi(few, "meta-pseudo-labels"))
+    # With one evaluation and a decay of 0, the best weights are the last ones of the student.
+    run = train(semi(few, "meta-pseudo-labels", steps=5, optim=Optim(lr=3e-3, ema=0.0)))
     stored = state(run.folder)
     assert {name.split(".")[1] for name in stored if name.startswith("weights.")} == {"student", "teacher"}
     assert any(name.startswith("optimizer.teacher.") for name in stored)
-    assert not torch.equal(stored["weights.student.head.weight"], stored["weights.teacher.head.weight"])
-    best, average = run.model.state_dict()["head.weight"], stored["ema.head.weight"]
-    assert best.shape == average.shape
+    best = run.model.state_dict()["head.weight"]
+    assert torch.equal(best, stored["weights.student.head.weight"])
+    assert not torch.equal(best, stored["weights.teacher.head.weight"])
 
 
 @pytest.mark.parametrize("kind", ["training", "unlabelled"])
@@ -292,13 +297,19 @@ def test_recipes_are_valid(recipe: Any, method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", SEMI_SUPERVISED)
-def test_two_processes_train_like_one(few: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "parallel"),
+    [*product(SEMI_SUPERVISED, ["ddp"]), ("consistency", "fsdp"), ("noisy-student", "fsdp")],
+)
+def test_two_processes_train_like_one(few: Path, method: str, parallel: Any) -> None:
     # Dropout is drawn per process. AdamW would enlarge rounding errors of the key biases, which have no gradient.
     how: dict[str, Any] = {"dropout": 0.0, "stochastic_depth": 0.0, "optim": Optim("sgd", lr=0.1, ema=0.9)}
-    finish_in_two(semi(few, method, out="two", **how))
+    finish_in_two(semi(few, method, out="two", parallel=parallel, **how))
     train(semi(few, method, **how))
-    one, two = state(few / "run"), state(few / "two")
+    if parallel == "ddp":
+        one, two = state(few / "run"), state(few / "two")
+    else:  # the training state is sharded
+        one, two = ({f"weights.{k}": w for k, w in load_state(few / run / "last").items()} for run in ("run", "two"))
     assert one.keys() == two.keys()
     for name in one:
         if name.startswith(("weights.", "ema.")):
