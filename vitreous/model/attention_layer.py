@@ -39,6 +39,10 @@ class AttentionLayer(ABC):
     ) -> tuple[Float[Tensor, "b *weights"], Float[Tensor, "b t d"]]:
         """Return the attention weights and the output of the layer. Gradients of the output reach the weights."""
 
+    @abstractmethod
+    def token_tensors(self, tokens: Float[Tensor, "b t d"], index: Int[Tensor, "1"]) -> dict[str, Tensor]:
+        """Return the tensors of one token in the layer, for the walk on the page (see `vitreous.page.walk`)."""
+
     def rows(self, weights: Float[Tensor, "b *weights"]) -> Float[Tensor, "b heads t m"]:
         """Arrange the weights that `explicit_step` returns, or their gradients, as rows like those of `weights`."""
         return weights
@@ -48,7 +52,9 @@ class AttentionLayer(ABC):
 class Merge:
     """Merges tokens of the previous layer."""
 
+    merged: Callable[[Tensor], Tensor]  # [b, s, d] to [b, t, e]: the merged tokens
     parts: Callable[[Tensor], Tensor]  # [b, s, d] to [b, t, m, e]: what each of m tokens adds to a merged token
+    token_tensors: Callable[[Tensor, Tensor], dict[str, Tensor]]  # of one merged token, see `vitreous.page.walk`
     layout: Layout  # of the previous layer
     keys: Int[Tensor, "t m"]  # tokens that are merged into each token, see `times`
     weights: Float[Tensor, "t m"]  # equal weights; 0 beyond the edge
@@ -60,6 +66,21 @@ class AttentionStep(NamedTuple):
     layer: AttentionLayer
     before: Float[Tensor, "b t d"]
     after: Float[Tensor, "b t d"]
+
+
+def head_tensors(
+    query: Float[Tensor, "heads e"],
+    keys: Float[Tensor, "heads m e"],
+    values: Float[Tensor, "heads m e"],
+    scale: Float[Tensor, "heads 1"],
+    **added: Float[Tensor, "heads m"],
+) -> dict[str, Tensor]:
+    """Return the attention of one query in all heads, by name. `added` are the biases of its products."""
+    products = (query[:, None] @ keys.transpose(-2, -1))[:, 0] * scale
+    weights = sum(added.values(), start=products).softmax(dim=-1)
+    mixed = (weights[:, None] @ values)[:, 0]
+    found = {"query": query, "keys": keys, "values": values, "scale": scale, "products": products, **added}
+    return {**found, "weights": weights, "mixed": mixed}
 
 
 def times(

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitreous.model.attention import AttentionTerms, terms_of_layer
-from vitreous.model.attention_layer import AttentionLayer
+from vitreous.model.attention_layer import AttentionLayer, head_tensors
 from vitreous.model.block import Block
 from vitreous.model.fused_encoder import Kernels, compute_dtype, encode, unsupported
 from vitreous.model.position import PositionEmbedding
@@ -107,3 +107,23 @@ class EncoderLayer(AttentionLayer):
         self, tokens: Float[Tensor, "b t d"]
     ) -> tuple[Float[Tensor, "b heads t t"], Float[Tensor, "b t d"]]:
         return self.encoder.explicit_step(self.index, tokens, self.layout, self.position)
+
+    def token_tensors(self, tokens: Float[Tensor, "b t d"], index: Int[Tensor, "1"]) -> dict[str, Tensor]:
+        block = cast(Block, self.encoder.blocks[self.index])
+        terms = terms_of_layer(self.position.attend(self.layout, tokens.device), self.index)
+        attention, own, normed = block.attention, tokens.index_select(1, index), block.attention_norm(tokens)
+        query, keys, values = (x[0] for x in attention.queries_keys_values(normed, terms))
+        scale = torch.full_like(query[:, 0, :1], attention.scale)
+        bias = terms.bias
+        rows = {} if bias is None else {"bias": bias.index_select(-2, index).squeeze(-2).expand(len(query), -1)}
+        heads = head_tensors(query.index_select(1, index)[:, 0], keys, values, scale, **rows)
+        attended = block.attention_scale(attention.project(heads["mixed"][None, :, None]))
+        middle = own + attended
+        middle_normed = block.mlp_norm(middle)
+        hidden = block.mlp.hidden(middle_normed)
+        mlp = block.mlp_scale(block.mlp.down(hidden))
+        vectors = {
+            "before": own, "normed": normed.index_select(1, index), "attended": attended, "middle": middle,
+            "middle_normed": middle_normed, "hidden": hidden, "mlp": mlp, "output": middle + mlp,
+        }  # fmt: skip
+        return heads | {name: vector[0, 0] for name, vector in vectors.items()}

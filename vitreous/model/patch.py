@@ -70,7 +70,11 @@ class PatchEmbedding(nn.Module):
 
     def pixels(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n cpp"]:
         """Return the input of the projection for all patches."""
-        return self.pixel_norm(cut(self._fit(images), self.patch_size))
+        return self.pixel_norm(self.cut(images))
+
+    def cut(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n cpp"]:
+        """Return the values of all patches."""
+        return cut(self._fit(images), self.patch_size)
 
     def project(self, patches: Float[Tensor, "b n cpp"]) -> Float[Tensor, "b n d"]:
         return self.norm(self.projection(self.pixel_norm(patches)))

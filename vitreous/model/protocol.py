@@ -25,6 +25,7 @@ from vitreous.model.patch import PatchEmbedding
 from vitreous.model.pooling import Pooling
 from vitreous.model.position import PositionEmbedding
 from vitreous.model.tokens import Features, Layout
+from vitreous.model.walk_parts import WalkParts
 
 M = TypeVar("M", bound="Model")
 
@@ -127,6 +128,14 @@ class Model(nn.Module):
 
     def output_features(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
         """Compute `features` from the tokens after the last attention layer: apply the final norm, split off prefix."""
+        raise UnsupportedModel(f"the model has no attention layers: it is a {self.config.summary}")
+
+    def walk_parts(self) -> WalkParts:
+        """Return the parts that the walk on the page explains."""
+        raise UnsupportedModel(f"the model has no attention layers: it is a {self.config.summary}")
+
+    def patch_tensors(self, images: Float[Tensor, "b c h w"]) -> dict[str, Float[Tensor, "b n _"]]:
+        """Return tensors of all patches before the first layer, for the walk on the page (see `vitreous.page.walk`)."""
         raise UnsupportedModel(f"the model has no attention layers: it is a {self.config.summary}")
 
     def resized(self: M, image_size: int | Size) -> M:

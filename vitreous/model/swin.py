@@ -23,14 +23,14 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitreous.common.checks import Size
 from vitreous.kernels import missing
 from vitreous.model.attention import AttentionTerms, SelfAttention
-from vitreous.model.attention_layer import AttentionLayer, AttentionStep, Merge
+from vitreous.model.attention_layer import AttentionLayer, AttentionStep, Merge, head_tensors
 from vitreous.model.block import GeluMlp, StochasticDepth
 from vitreous.model.fused_encoder import Kernels, compute_dtype, has_hooks, is_linear
 from vitreous.model.init import small_
@@ -42,6 +42,7 @@ from vitreous.model.position import PositionEmbedding, resample
 from vitreous.model.protocol import Model
 from vitreous.model.swin_config import SwinConfig, SwinV2, WindowRule, fit_windows
 from vitreous.model.tokens import Features, Layout
+from vitreous.model.walk_parts import LayerParts, WalkParts, WindowParts
 from vitreous.model.windows import (
     WindowAttention,
     Windows,
@@ -170,6 +171,10 @@ class WindowSelfAttention(SelfAttention):
             return "dropout of attention weights, hooks, or other linear layers"
         return missing(device, dtype)
 
+    def logit_scales(self) -> Float[Tensor, "heads 1"]:
+        """Return the factor of each head by which products of queries and keys are multiplied."""
+        return torch.full_like(self.q.weight[: self.num_heads, :1], self.scale)
+
     def terms(self, terms: WindowTerms, batch: int) -> AttentionTerms:
         """Compute the bias of all windows of a batch. It is the same in all windows, except those with a mask."""
         bias = self.bias(terms)
@@ -198,10 +203,13 @@ class CosineSelfAttention(WindowSelfAttention):
 
     def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().queries_keys_values(tokens, terms)
-        factor = self.logit_scale.clamp(max=math.log(100)).exp()[:, None, None]
+        factor = self.logit_scales()[..., None]
         # Keys of padding are 0, and the default eps is 0 in float16.
         q, k = (F.normalize(x, dim=-1, eps=1e-6) for x in (q, k))
         return (q * factor).to(v.dtype), k.to(v.dtype), v
+
+    def logit_scales(self) -> Float[Tensor, "heads 1"]:
+        return self.logit_scale.clamp(max=math.log(100)).exp()[:, None]
 
 
 class SwinBlock(nn.Module):
@@ -296,6 +304,14 @@ class PatchMerging(nn.Module):
         std = (parts.sum(dim=2, keepdim=True).var(dim=-1, keepdim=True, correction=0) + self.norm.eps).sqrt()
         return (parts - parts.mean(dim=-1, keepdim=True)) / std * self.norm.weight + self.norm.bias / 4
 
+    def token_tensors(
+        self, tokens: Float[Tensor, "b n d"], grid: Size, index: Int[Tensor, "1"]
+    ) -> dict[str, Tensor]:
+        """Return the tokens that are merged into one, and its value between the norm and the projection."""
+        x = squares(tokens, grid).index_select(1, index)
+        between = self.reduction(x.flatten(2)) if self.post_norm else self.norm(x.flatten(2))
+        return {"merge_tokens": x[0, 0], "merge_between": between[0, 0]}
+
 
 class Stage(nn.Module):
     """Blocks at one resolution, after a merge of patches unless it is the first stage."""
@@ -319,12 +335,17 @@ class Stage(nn.Module):
 
     def terms(self, grid: Size, device: torch.device) -> tuple[WindowTerms, WindowTerms]:
         """Return the windows of even and odd blocks. They are computed once for all blocks of the stage."""
-        size, shift = fit_windows(grid, self.window, self.rule)
-        offsets, shifted = pair_offsets(size, device), Windows(grid, size, shift, shift_first=self.rule == "timm")
-        plain = shifted._replace(shift=(0, 0))
+        plain, shifted = self.windows(grid)
+        offsets = pair_offsets(plain.size, device)
         separated, full = separated_pairs(shifted, device), shifted.padding == (0, 0)
         first, second = (token_indices(windows, device) if full else None for windows in (plain, shifted))
         return WindowTerms(plain, offsets, None, first), WindowTerms(shifted, offsets, separated, second)
+
+    def windows(self, grid: Size) -> tuple[Windows, Windows]:
+        """Return the windows of even and odd blocks."""
+        size, shift = fit_windows(grid, self.window, self.rule)
+        first = self.rule == "timm"
+        return Windows(grid, size, (0, 0), shift_first=first), Windows(grid, size, shift, shift_first=first)
 
     def step(self, number: int, tokens: Float[Tensor, "b n d"], terms: Sequence[WindowTerms]) -> Float[Tensor, "b n d"]:
         block = self.blocks[number]
@@ -361,6 +382,38 @@ class SwinLayer(AttentionLayer):
     ) -> tuple[Float[Tensor, "b windows heads t t"], Float[Tensor, "b n d"]]:
         weights = self.block.attention_weights(tokens, self.terms)
         return weights, self.block.with_weights(tokens, weights, self.terms)
+
+    def token_tensors(self, tokens: Float[Tensor, "b n d"], index: Int[Tensor, "1"]) -> dict[str, Tensor]:
+        block, windows, own = self.block, self.terms.windows, tokens.index_select(1, index)
+        attention, t = block.attention, math.prod(windows.size)
+        members = windows.neighbours().to(tokens.device).index_select(0, index)[0]
+        padded = F.pad(block._inputs(tokens), (0, 0, 0, 1))  # the last token is that of the padding
+        inputs = padded.index_select(1, torch.where(members < 0, tokens.shape[1], members))
+        query, keys, values = (x[0] for x in attention.queries_keys_values(inputs, AttentionTerms()))
+        places = torch.arange(t, device=tokens.device, dtype=torch.float64).expand(math.prod(windows.counts), t)
+        place = join(places[..., None], windows)[0, :, 0].long().index_select(0, index)
+        scale = attention.logit_scales()
+        query = query.index_select(1, place)[:, 0] * (attention.scale / scale)
+        added = {"bias": attention.bias(self.terms).index_select(1, place)[:, 0]}
+        if self.terms.separated is not None:
+            separated = join(self.terms.separated.double(), windows)[0].index_select(0, index)
+            added["mask"] = (separated * MASKED).to(query.dtype).expand(len(query), t)
+        heads = head_tensors(query, keys, values, scale, **added)
+        attended = attention_output = attention.project(heads["mixed"][None, :, None])
+        if block.post_norm:
+            attended = block.attention_norm(attention_output)
+        middle = own + attended
+        mlp_input = middle if block.post_norm else block.mlp_norm(middle)
+        hidden = block.mlp.hidden(mlp_input)
+        mlp = mlp_output = block.mlp.down(hidden)
+        if block.post_norm:
+            mlp = block.mlp_norm(mlp_output)
+            norms = {"attention_output": attention_output, "mlp_output": mlp_output}
+        else:
+            norms = {"normed": block.attention_norm(own), "middle_normed": mlp_input}
+        vectors = {"before": own, "attended": attended, "middle": middle, "hidden": hidden, "mlp": mlp}
+        vectors |= {"output": middle + mlp, **norms}
+        return heads | {"tokens": members.to(query.dtype)} | {name: vector[0, 0] for name, vector in vectors.items()}
 
     def rows(self, weights: Float[Tensor, "b windows heads t t"]) -> Float[Tensor, "b heads n t"]:
         b, _, heads, t, _ = weights.shape
@@ -488,6 +541,34 @@ class Swin(Model):
             grid = step.terms.windows.grid
             yield AttentionStep(SwinLayer(cast(SwinBlock, stage.blocks[number]), step.terms, merge), *step[2:4])
 
+    def walk_parts(self) -> WalkParts:
+        config, layers = self.config, list[LayerParts]()
+        for stage, (merged, grid) in enumerate(zip(self._stages, config.stage_grids, strict=True)):
+            for number, block in enumerate(merged.blocks):
+                windows = merged.windows(grid)[number % 2]
+                layers.append(
+                    LayerParts(
+                        head_dim=cast(SwinBlock, block).attention.head_dim,
+                        hidden=config.stage_mlp_widths[stage],
+                        windows=WindowParts(windows.size, windows.shift, windows.cycle),
+                        merge=stage > 0 and number == 0,
+                    )
+                )
+        second = isinstance(config.version, SwinV2)
+        return WalkParts(
+            positions=("bias",),
+            pool="mean",
+            patch=config.patch_size,
+            layers=tuple(layers),
+            pre_norm=True,
+            post_norm=second,
+            cosine=second,
+            computed_bias=second,
+        )
+
+    def patch_tensors(self, images: Float[Tensor, "b c h w"]) -> dict[str, Float[Tensor, "b n _"]]:
+        return {"pixels": self.patches.cut(images), "projected": self.patches(images)[0]}
+
     def output_features(self, tokens: Float[Tensor, "b n d"], layout: Layout) -> Features:
         """Apply the final norm to tokens of the last stage; it does not fit the width of the others."""
         last = tokens.shape[2] == self.config.feature_width
@@ -560,7 +641,14 @@ class Swin(Model):
         numbers = squares(torch.arange(1.0, 1 + math.prod(grid), device=device).view(1, -1, 1), grid)[0, ..., 0].long()
         inside = (numbers > 0).float()  # the others are beyond the edge
         weights = inside / inside.sum(dim=1, keepdim=True)
-        return Merge(lambda tokens: module.parts(tokens, grid), Layout(0, grid), (numbers - 1).clamp_min(0), weights)
+        return Merge(
+            merged=lambda tokens: module(tokens, grid)[0],
+            parts=lambda tokens: module.parts(tokens, grid),
+            token_tensors=lambda tokens, index: module.token_tensors(tokens, grid, index),
+            layout=Layout(0, grid),
+            keys=(numbers - 1).clamp_min(0),
+            weights=weights,
+        )
 
     @property
     def _stages(self) -> list[Stage]:

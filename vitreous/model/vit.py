@@ -4,6 +4,7 @@ b: batch; c: channels; h, w: image height and width; n: patches; p: prefix token
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -11,16 +12,21 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import Size
 from vitreous.model.attention_layer import AttentionStep
+from vitreous.model.block import Block, SwiGluMlp
 from vitreous.model.config import ViTConfig
 from vitreous.model.encoder import Encoder, EncoderLayer
 from vitreous.model.fused_encoder import Kernels
 from vitreous.model.heads import build_head
 from vitreous.model.inputs import check_images, check_matches
+from vitreous.model.options import AttentionPool, ClassToken, GlobalAverage
 from vitreous.model.patch import PatchEmbedding
 from vitreous.model.pooling import Pooling
 from vitreous.model.position import PositionEmbedding
 from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features, Layout, PrefixTokens, check_count, drop_patches
+from vitreous.model.walk_parts import LayerParts, PoolKind, PositionKind, WalkParts
+
+POOLS: dict[type, PoolKind] = {ClassToken: "class", GlobalAverage: "mean", AttentionPool: "attention"}
 
 
 class ViT(Model):
@@ -160,6 +166,35 @@ class ViT(Model):
 
     def output_features(self, tokens: Float[Tensor, "b t d"], layout: Layout) -> Features:
         return self._features(self.norm(tokens), layout)
+
+    def walk_parts(self) -> WalkParts:
+        config, block = self.config, cast(Block, self.blocks[0])
+        terms = self.position.attend(Layout(config.num_prefix_tokens, config.grid), next(self.parameters()).device)
+        kinds: dict[PositionKind, bool] = {
+            "added": self.position.added is not None,
+            "rotary": terms.rotation is not None,
+            "bias": terms.bias is not None,
+            "conditional": type(self.position).between is not PositionEmbedding.between,
+        }
+        return WalkParts(
+            positions=tuple(kind for kind, present in kinds.items() if present),
+            pool=POOLS.get(type(config.pool), "other"),
+            patch=config.patch_size,
+            layers=(LayerParts(block.attention.head_dim, config.mlp_width),) * config.depth,
+            distilled=config.distillation_token,
+            hybrid=config.stem is not None,
+            gated=isinstance(block.mlp, SwiGluMlp),
+            layer_scale=config.layer_scale is not None,
+            pre_norm=config.pre_norm,
+        )
+
+    def patch_tensors(self, images: Float[Tensor, "b c h w"]) -> dict[str, Float[Tensor, "b n _"]]:
+        projected, grid = self.patchify(images)
+        tensors, prefix = {"pixels": self.patches.cut(self.stem(images)), "projected": projected}, self.prefix.length
+        if self.position.added is not None:
+            zeros = torch.zeros_like(self.prefix(projected))
+            tensors["position"] = self.position.embed(zeros, Layout(prefix, grid))[:, prefix:]
+        return tensors
 
     def attention(
         self, images: Float[Tensor, "b c h w"], layers: Sequence[int] | None = None

@@ -32,6 +32,12 @@ class Windows(NamedTuple):
         """Rows and columns of windows."""
         return (-(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1]))
 
+    @property
+    def cycle(self) -> Size:
+        """Rows and columns of the grid that the shift rotates."""
+        (gh, gw), (bottom, right) = self.grid, (0, 0) if self.shift_first else self.padding
+        return (gh + bottom, gw + right)
+
     def token_indices(self) -> Int[Tensor, "windows t"]:
         """Return the index on the grid of each token of each window, or -1 for padding."""
         return token_indices(self, torch.device("cpu"))

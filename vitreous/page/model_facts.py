@@ -39,6 +39,7 @@ def model_facts(model: Model, id: str, name: str, labels: tuple[str, ...]) -> di
             "position": config.position_name, "position_grid": list(config.position_grid),
             "walk": walk_facts(model.backbone),
         }  # fmt: skip
+    transformer["global_attention"] = bool(model.config.backbone.num_tokens)
     return {
         "id": id,
         "name": name,
@@ -58,7 +59,9 @@ def model_facts(model: Model, id: str, name: str, labels: tuple[str, ...]) -> di
 def _layer(shape: AttentionShape, first: AttentionShape) -> dict[str, Any]:
     """Describe a layer. `scale` is the height and width of its patches in patches of the first layer."""
     scale = [side // smallest for side, smallest in zip(shape.stride, first.stride, strict=True)]
-    return {"heads": shape.heads, "grid": list(shape.grid), "keys": shape.keys, "scale": scale}
+    return {
+        "heads": shape.heads, "grid": list(shape.grid), "keys": shape.keys, "scale": scale, "width": shape.width,
+    }  # fmt: skip
 
 
 def _origin(record: dict[str, Any]) -> str | None:

@@ -1,28 +1,22 @@
 """The walk on the page: one patch through the model, with the numbers of one layer.
 
-t: tokens; d: width; h: heads; e: head dimension.
+t: tokens; m: keys of a token; d: width; h: heads; e: head dimension.
 """
 
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from safetensors.torch import save
 from torch import Tensor
 
 from vitreous.explanation.attention_and_logit_lens import CapturedForward
-from vitreous.model.attention import terms_of_layer
-from vitreous.model.block import Block, SwiGluMlp
-from vitreous.model.options import AttentionPool, ClassToken, GlobalAverage
-from vitreous.model.patch import cut
-from vitreous.model.position import PositionEmbedding
-from vitreous.model.protocol import Model, UnsupportedModel
-from vitreous.model.tokens import Layout
+from vitreous.model.protocol import Model, UnsupportedModel, require_attention
 from vitreous.model.vit import ViT
 from vitreous.page.results import NotFinite
 
-PER_HEAD = ("query", "keys", "values", "products", "bias", "weights")  # tensors whose first dimension is the head
+PER_HEAD = ("query", "keys", "values", "scale", "products", "bias", "mask", "weights")  # first dimension: the head
 
 
 def global_attention(model: Model, purpose: str) -> ViT:
@@ -33,35 +27,9 @@ def global_attention(model: Model, purpose: str) -> ViT:
     return cast(ViT, model.backbone)
 
 
-def walk_facts(backbone: Model) -> dict[str, Any] | None:
-    """Return the parts that a model has, from which the page chooses the steps of the walk, or None without a walk."""
-    if not backbone.config.num_tokens:
-        return None
-    model = cast(ViT, backbone)
-    config, position = model.config, model.position
-    terms = position.attend(Layout(config.num_prefix_tokens, config.grid), next(model.parameters()).device)
-    kinds = {
-        "added": position.added is not None,
-        "rotary": terms.rotation is not None,
-        "bias": terms.bias is not None,
-        "conditional": type(position).between is not PositionEmbedding.between,
-    }
-    block = cast(Block, model.encoder.blocks[0])
-    return {
-        "positions": [kind for kind, present in kinds.items() if present],
-        "pool": {ClassToken: "class", GlobalAverage: "mean", AttentionPool: "attention"}.get(
-            type(config.pool), "other"
-        ),
-        "distilled": config.distillation_token,
-        "hybrid": config.stem is not None,
-        "patch": list(config.patch_size),
-        "head_dim": block.attention.head_dim,
-        "scale": block.attention.scale,
-        "hidden": config.mlp_width,
-        "gated": isinstance(block.mlp, SwiGluMlp),
-        "layer_scale": config.layer_scale is not None,
-        "pre_norm": config.pre_norm,
-    }
+def walk_facts(backbone: Model) -> dict[str, Any]:
+    """Return the parts that a model has, from which the page chooses the steps of the walk."""
+    return asdict(backbone.walk_parts())
 
 
 def walk_bytes(captured: CapturedForward, layer: int, head: int, patch: int) -> bytes:
@@ -74,76 +42,55 @@ def walk_bytes(captured: CapturedForward, layer: int, head: int, patch: int) -> 
     return save({name: tensor.float().cpu().contiguous() for name, tensor in found.items()})
 
 
+def token_of(captured: CapturedForward, layer: int, patch: Int[Tensor, "1"]) -> Int[Tensor, "1"]:
+    """Return the index of the token of a layer that covers a patch of the map."""
+    layout, (down, across), width = captured.layers[layer].layout, captured.scale(layer), captured.layout.grid[1]
+    if (down, across) == (1, 1):
+        return patch + layout.num_prefix_tokens
+    row, column = patch // (width * down), patch % width // across
+    return row * layout.grid[1] + column + layout.num_prefix_tokens
+
+
 @torch.no_grad()
 def shared_tensors(captured: CapturedForward, patch: Int[Tensor, "1"]) -> dict[str, Tensor]:
     """Return the tensors of a patch before and after the layers.
 
     pixels: the values that are projected, in the order (channel, row, column).
     projected: x_p E. position: the row of E_pos, only if positions are added.
-    states: the token before the first layer and after each layer [layers + 1, d].
-    pooled: the vector that the head gets. pooling: the weight of each token in it [t].
+    states: the token before the first layer and after each layer, one after the other. Their widths can differ.
+    pooled: the vector that the head gets. pooling: the weight of each token of the last layer in it [t].
     """
-    model, layout = global_attention(captured.model, "the walk"), captured.layout
-    token = patch + layout.num_prefix_tokens
-    patches, _ = model.patchify(captured.images)
-    tensors = {"pixels": patch_pixels(captured), "projected": patches}
-    if model.position.added is not None:
-        zeros = torch.zeros_like(captured.states[0])
-        tensors["position"] = model.position.embed(zeros, layout)[:, layout.num_prefix_tokens :]
-    found = {name: tensor.index_select(1, patch)[0, 0] for name, tensor in tensors.items()}
-    features = captured.features()
+    model = require_attention(captured.model, "the walk")
+    tensors = model.patch_tensors(captured.images)
+    tokens = [token_of(captured, layer, patch) for layer in range(len(captured.layers))]
+    states = [state.index_select(1, token)[0, 0] for state, token in zip(captured.outputs, tokens, strict=True)]
     return {
-        **found,
-        "states": torch.cat([state.index_select(1, token)[0] for state in captured.states]),
-        "pooled": model.pool_features(features)[0],
+        **{name: tensor.index_select(1, patch)[0, 0] for name, tensor in tensors.items()},
+        "states": torch.cat([captured.inputs[0].index_select(1, tokens[0])[0, 0], *states]),
+        "pooled": model.pool_features(captured.features())[0],
         "pooling": captured.pooling_weights()[0],
     }
-
-
-def patch_pixels(captured: CapturedForward) -> Float[Tensor, "1 n pixels"]:
-    """Return the patches before the projection: pixels or, in a hybrid model, values of the stem's feature map."""
-    model = cast(ViT, captured.model)
-    whole = model.stem(captured.images)
-    (ph, pw), (gh, gw) = model.config.patch_size, captured.layout.grid
-    return cut(F.pad(whole, (0, gw * pw - whole.shape[3], 0, gh * ph - whole.shape[2])), (ph, pw))
 
 
 @torch.no_grad()
 def layer_tensors(captured: CapturedForward, layer: int, patch: Int[Tensor, "1"]) -> dict[str, Tensor]:
     """Return the tensors of a patch in one layer, for all heads.
 
-    normed: LN(z). query [h, e], keys and values [h, t, e]. products: q k / sqrt(e) [h, t]. bias [h, t]: added to the
-    products, only if positions are biases. weights [h, t]: their softmax. mixed [h, e]: the weighted sums of values.
+    before: z. normed: LN(z), only if norms are before attention and MLP. query [h, e], keys and values [h, m, e].
+    scale [h, 1]: the factor of the products, 1 / sqrt(e) or, for cosine attention, the learned one; query and keys then
+    have length 1. products: query times keys times scale [h, m]. bias and mask [h, m]: added to the products, only if
+    the layer has them. weights [h, m]: the softmax of the sum. mixed [h, e]: the weighted sums of values.
     attended: the output of the attention. middle: z' of equation 2. middle_normed: LN(z'). hidden: the hidden layer of
     the MLP. mlp: its output. output: z of equation 3.
+
+    If norms are after attention and MLP, attention_output and mlp_output are the values before them.
+
+    tokens [m]: the index of each key on the grid of the layer, or -1 for padding; only if tokens attend to windows.
+
+    If tokens were merged before the layer: merge_tokens [4, d / 2], in the order (y, x), (y + 1, x), (y, x + 1),
+    (y + 1, x + 1), with zeros beyond the edge, and merge_between, their value between the norm and the projection.
     """
-    model, before, layout = cast(ViT, captured.model), captured.states[layer], captured.layout
-    block, token = cast(Block, model.encoder.blocks[layer]), patch + layout.num_prefix_tokens
-    attention, terms = block.attention, terms_of_layer(model.position.attend(layout, before.device), layer)
-    own, normed = before.index_select(1, token), block.attention_norm(before)
-    query, keys, values = attention.queries_keys_values(normed, terms)
-    products = query.index_select(2, token) @ keys.transpose(-2, -1) * attention.scale
-    bias = None if terms.bias is None else terms.bias.index_select(-2, token).expand_as(products)
-    weights = (products if bias is None else products + bias).softmax(dim=-1)
-    mixed = weights @ values
-    attended = block.attention_scale(attention.project(mixed))
-    middle = own + attended
-    middle_normed = block.mlp_norm(middle)
-    hidden = block.mlp.hidden(middle_normed)
-    mlp = block.mlp_scale(block.mlp.down(hidden))
-    return {
-        "normed": normed.index_select(1, token)[0, 0],
-        "query": query.index_select(2, token)[0, :, 0],
-        "keys": keys[0],
-        "values": values[0],
-        "products": products[0, :, 0],
-        **({} if bias is None else {"bias": bias[0, :, 0]}),
-        "weights": weights[0, :, 0],
-        "mixed": mixed[0, :, 0],
-        "attended": attended[0, 0],
-        "middle": middle[0, 0],
-        "middle_normed": middle_normed[0, 0],
-        "hidden": hidden[0, 0],
-        "mlp": mlp[0, 0],
-        "output": (middle + mlp)[0, 0],
-    }
+    step = captured.layers[layer]
+    token = token_of(captured, layer, patch)
+    merged = {} if step.merge is None else step.merge.token_tensors(captured.outputs[layer - 1], token)
+    return merged | step.token_tensors(captured.inputs[layer], token)

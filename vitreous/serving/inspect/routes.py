@@ -171,8 +171,9 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
         `page/walk.py` describes them.
         """
         inspected = service.model(model)
-        at, config = inspected.layer(layer), inspected.walkable.config
-        for name, given, count in (("head", head, config.num_heads), ("patch", patch, math.prod(config.grid))):
+        at, config = inspected.layer(layer), inspected.backbone.config
+        heads, patches = config.attention_shapes[at].heads, math.prod(config.map_grid)
+        for name, given, count in (("head", head, heads), ("patch", patch, patches)):
             if given >= count:
                 raise ApiError(422, "bad_parameter", f"{name} must be an integer from 0 to {count - 1}, got {given}")
         make = lambda session: Payload(walk_bytes(session.captured, at, head, patch), BYTES)  # noqa: E731
@@ -186,7 +187,7 @@ def add_layer_routes(api: APIRouter, service: InspectService) -> None:
     async def effects(request: Request, id: Id, target: Target = None, model: Model = None) -> Response:
         """Return how much the probability of a class drops if a head is switched off, for each layer and head."""
         inspected = service.model(model)
-        index, _ = inspected.target(target), inspected.walkable
+        index, _ = inspected.target(target), inspected.global_attention
         return await service.respond(
             request, model, id, ("effects", index),
             lambda session: numbers.effects(session, _class_of(session, index)), Priority.LONG,
@@ -228,7 +229,7 @@ def add_pair_routes(api: APIRouter, service: InspectService) -> None:
     ) -> Response:
         """Return uint8 [n, n]. The cosine similarity of a patch and a patch of the other image is value / 127.5 - 1."""
         inspected = service.model(model)
-        at, config = inspected.layer(layer), inspected.walkable.config
+        at, config = inspected.layer(layer), inspected.global_attention.config
         check_size(math.prod(config.grid) ** 2, "the similarity of the patches", math.prod(config.grid))
 
         def make(session: Session) -> Payload:
@@ -247,7 +248,7 @@ def add_pair_routes(api: APIRouter, service: InspectService) -> None:
     ) -> Response:
         """Return the first three principal components of the patches of both images as red, green and blue."""
         inspected = service.model(model)
-        at, _ = inspected.layer(layer), inspected.walkable
+        at, _ = inspected.layer(layer), inspected.global_attention
         return await service.respond(
             request, model, id, ("joint_pca", other, at),
             lambda session: results.joint_components(session.captured, service.beside(session, other).captured, at),

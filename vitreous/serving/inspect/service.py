@@ -113,10 +113,10 @@ class InspectedModel:
             raise ApiError(409, "no_attention", str(error)) from None
 
     @property
-    def walkable(self) -> ViT:
-        """The backbone. Raises ApiError if the walk does not support it."""
+    def global_attention(self) -> ViT:
+        """The backbone. Raises ApiError if its tokens do not all attend to each other."""
         try:
-            return global_attention(self.backbone, "the walk")
+            return global_attention(self.backbone, "this request")
         except UnsupportedModel as error:
             raise ApiError(409, "no_attention", str(error)) from None
 
@@ -313,7 +313,7 @@ class InspectService:
     def off(self, request: Request, inspected: InspectedModel) -> SwitchedOff:
         """Return the parts of a model that the query parameter `off` names."""
         text = request.query_params.get("off")
-        return parse_off(text, inspected.walkable.config) if text else NOTHING_OFF
+        return parse_off(text, inspected.global_attention.config) if text else NOTHING_OFF
 
     def variant(self, inspected: InspectedModel, off: SwitchedOff) -> InspectedModel:
         """Return the model without some parts. Copying its modules is slow, so only worker threads call this."""
