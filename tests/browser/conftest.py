@@ -1,6 +1,7 @@
 """Fixtures with Chromium and a running server. Without Chromium the tests are skipped (see tests/conftest.py); if the
 variable VITREOUS_BROWSER is "required", as in continuous integration, they fail instead."""
 
+import dataclasses
 import os
 import queue
 import subprocess
@@ -22,6 +23,8 @@ from browser_path import NAMES, browser_path
 from vitreous.model.build import build, build_segmenter
 from vitreous.model.config import ResNetConfig, SegmenterConfig
 from vitreous.model.options import GlobalAverage, Rotary2d
+from vitreous.model.protocol import Model
+from vitreous.model.swin_config import SwinConfig, SwinV2
 
 FLAGS = [
     "--no-sandbox",
@@ -74,7 +77,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Small models with a grid of 6 x 8 patches: classifiers, an encoder, a segmenter and a ResNet."""
+    """Small models with a grid of 6 x 8 patches: classifiers, an encoder, a segmenter, two Swin and a ResNet."""
     folder = tmp_path_factory.mktemp("checkpoints")
     torch.manual_seed(0)
     sizes = {"depth": 3, "width": 48, "num_heads": 3, "mlp_width": 96}
@@ -93,13 +96,19 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         image_size=(96, 128),
         overrides={**sizes, "class_token": False, "registers": 2, "pool": GlobalAverage(), "position": Rotary2d()},
     )
+    windows = SwinConfig(
+        (96, 128), patch_size=(16, 16), width=24, depths=(2, 1), stage_heads=(2, 4), window=(4, 4), num_classes=6,
+        labels=labels,
+    )  # fmt: skip
+    swin, second = build(windows), build(dataclasses.replace(windows, version=SwinV2()).with_classes(0))
     plain = ResNetConfig(image_size=(64, 64), stages=(1, 1), width=32, num_classes=3)
     config = SegmenterConfig(bare.config, num_classes=3, labels=("background", "bird", "water"))
     masks = build_segmenter(config)
-    for model in (birds, bare, pooled, masks, rotary):
+    for model in (birds, bare, pooled, masks, rotary, swin, second):
         for parameter in model.parameters():  # so that the predictions depend on the image
             parameter.data.add_(torch.randn_like(parameter), alpha=0.15)
-    made = {"birds": birds, "bare": bare, "pooled": pooled, "masks": masks, "plain": build(plain), "rotary": rotary}
+    made: dict[str, Model] = {"birds": birds, "bare": bare, "pooled": pooled, "masks": masks, "plain": build(plain), "rotary": rotary}
+    made |= {"swin": swin, "swin2": second}
     for name, model in made.items():
         vitreous.save(model, folder / name)
     return {name: folder / name for name in made}

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ import vitreous
 from browser.actions import answered, bars, expect_legend, hover, percents, sample_image, settled
 from static_site import static_site
 from vitreous.data.image import fit
-from vitreous.explanation.attention_and_logit_lens import CapturedForward, attention_distance, capture
-from vitreous.explanation.pca_and_similarity import cosines, pca_colours
+from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
+from vitreous.explanation.pca_and_similarity import component_map, cosines
 from vitreous.explanation.rollout_relevance_occlusion import (
     as_pixels,
     faithfulness,
@@ -36,6 +37,7 @@ from vitreous.exporting.web.examples import preprocessed
 from vitreous.exporting.web.export_page import export_web
 from vitreous.exporting.web.runtime import runtime_files
 from vitreous.model.options import Preprocessing
+from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_probabilities
 from vitreous.page import STATIC, results
 from vitreous.page.walk import walk_bytes
@@ -51,13 +53,16 @@ OPEN = """async (data) => {
 }"""
 
 
+ROW = "async ([layer, head, query]) => [...(await session.attention(layer)).row(head, query)]"
+
+
 @dataclass(frozen=True)
 class Exported:
     """A folder below a static host, and the model in it."""
 
     root: Path  # folder of the host
     url: str
-    model: vitreous.ViT
+    model: Model
     captured: CapturedForward  # forward pass of `sample_image()`
 
 
@@ -72,19 +77,37 @@ def runtime() -> Path:
         pytest.skip(str(error))
 
 
+@contextmanager
+def host(checkpoint: Path, runtime: Path, folder: Path) -> Iterator[Exported]:
+    """Serve the page of a checkpoint, zipped, and unpacked in a subfolder."""
+    root, packed = folder / "host", folder / "zip"
+    model = vitreous.load(checkpoint)
+    export_web(checkpoint, packed / "page", runtime=runtime)
+    archive = shutil.make_archive(str(packed / "page"), "zip", packed / "page")
+    shutil.unpack_archive(archive, root / "demos" / "birds")
+    with static_site(root) as address:
+        yield Exported(root, f"{address}/demos/birds/", model, capture(model, preprocessed(model, sample_image())))
+
+
 @pytest.fixture(scope="module")
 def exported(
     checkpoints: dict[str, Path], runtime: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Exported]:
-    """The page of a small classifier, zipped, unpacked in a subfolder, and served from there."""
-    root, packed = tmp_path_factory.mktemp("host"), tmp_path_factory.mktemp("zip")
-    model = vitreous.load(checkpoints["birds"])
-    assert isinstance(model, vitreous.ViT)
-    export_web(checkpoints["birds"], packed / "page", runtime=runtime)
-    archive = shutil.make_archive(str(packed / "page"), "zip", packed / "page")
-    shutil.unpack_archive(archive, root / "demos" / "birds")
-    with static_site(root) as host:
-        yield Exported(root, f"{host}/demos/birds/", model, capture(model, preprocessed(model, sample_image())))
+    """The page of a small ViT."""
+    with host(checkpoints["birds"], runtime, tmp_path_factory.mktemp("birds")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["birds", "swin"])
+def each(
+    request: pytest.FixtureRequest,
+    checkpoints: dict[str, Path],
+    runtime: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Exported]:
+    """The page of a small model of each family."""
+    with host(checkpoints[request.param], runtime, tmp_path_factory.mktemp(request.param)) as made:
+        yield made
 
 
 def visit(open_page: Any, url: str, **options: Any) -> Page:
@@ -110,9 +133,9 @@ def give(page: Page, data: bytes) -> None:
 
 
 @pytest.fixture
-def session(open_page: Any, exported: Exported) -> Page:
+def session(open_page: Any, each: Exported) -> Page:
     """A page with a session for `sample_image()` in the variable `session`."""
-    page = visit(open_page, exported.url)
+    page = visit(open_page, each.url)
     page.evaluate(OPEN, base64.b64encode(sample_image()).decode())
     return page
 
@@ -134,23 +157,29 @@ def test_an_example_is_shown_before_the_model_is_loaded(open_page: Any, exported
     expect(page.locator(".caption")).to_contain_text("cannot run")  # and not an endless progress message
 
 
-def test_attention_and_tokens_equal_pytorch(session: Page, exported: Exported) -> None:
-    captured = exported.captured
+def test_attention_and_tokens_equal_pytorch(session: Page, each: Exported) -> None:
+    captured = each.captured
     for layer in range(3):
         weights = session.evaluate("async (layer) => [...(await session.attention(layer)).weights]", layer)
         expected = captured.weights(layer)[0].numpy()
         np.testing.assert_allclose(np.reshape(weights, expected.shape), expected, rtol=0, atol=2e-5)
+        for row, column in ((0, 0), (5, 7)):
+            query = captured.layout.num_prefix_tokens + row * 8 + column
+            found = session.evaluate(ROW, [layer, 1, query])[-48:]
+            shown = captured.on_map(captured.attention_from(layer, (row, column)), layer)[0, 1].flatten()
+            np.testing.assert_allclose(found, shown, rtol=0, atol=2e-5)
         values = session.evaluate("async (layer) => [...(await session.similarity(layer)).stored]", layer)
         similarity = cosines(captured.features(layer))[0].numpy()
         np.testing.assert_allclose(np.reshape(values, similarity.shape), similarity, rtol=0, atol=1e-4)
     pixels = session.evaluate("async () => (await session.distance()).pixels")
-    np.testing.assert_allclose(pixels, attention_distance(captured), rtol=1e-3)
+    for found, expected in zip(pixels, results.distance(captured)["pixels"], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
-def test_predictions_and_the_walk_equal_pytorch(session: Page, exported: Exported) -> None:
-    captured, config = exported.captured, exported.model.config
+def test_predictions_and_the_walk_equal_pytorch(session: Page, each: Exported) -> None:
+    captured, config = each.captured, each.model.config
     expected = results.predictions(
-        exported.model, captured.logits()[0], exported.model.pool(captured.features()), config.labels
+        each.model, captured.logits()[0], each.model.pool(captured.features()), config.labels
     )
     found = session.evaluate("() => session.shown")
     assert [one["label"] for one in found["predictions"]] == [one["label"] for one in expected["predictions"]]
@@ -165,7 +194,7 @@ def test_predictions_and_the_walk_equal_pytorch(session: Page, exported: Exporte
         "async ([layer, head, patch]) => Object.entries(await session.walk(layer, head, patch))"
         ".map(([name, { data, shape }]) => [name, [...data], shape])"
     )
-    for layer, head, patch in ((0, 1, 13), (2, 0, 47)):
+    for layer, head, patch in ((0, 1, 13), (1, 1, 5), (2, 0, 47)):
         tensors = load(walk_bytes(captured, layer, head, patch))
         for name, numbers, shape in session.evaluate(ask, [layer, head, patch]):
             expected_tensor = tensors.pop(name)
@@ -178,8 +207,8 @@ def values_of(predictions: list[dict[str, Any]]) -> list[float]:
     return [one["probability"] for one in predictions]
 
 
-def test_maps_equal_pytorch(session: Page, exported: Exported) -> None:
-    captured = exported.captured
+def test_maps_equal_pytorch(session: Page, each: Exported) -> None:
+    captured = each.captured
     ask = (
         "async ([method, choices]) => { const map = await session.map(method, choices); return map.values ?? map.rgb; }"
     )
@@ -190,7 +219,7 @@ def test_maps_equal_pytorch(session: Page, exported: Exported) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
     for layer in range(3):
         found = session.evaluate(ask, ["pca", {"layer": layer}])
-        expected = pca_colours(captured.features(layer).patches[0], captured.layout.grid).flatten()
+        expected = component_map(captured, layer).flatten()
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3)
     for target in (1, 4):
         found = session.evaluate(ask, ["relevance", {"target": target}])
@@ -202,16 +231,16 @@ def test_maps_equal_pytorch(session: Page, exported: Exported) -> None:
 
 
 @pytest.mark.parametrize("method", ["attention", "relevance"])
-def test_faithfulness_curves_equal_pytorch(session: Page, exported: Exported, method: Any) -> None:
+def test_faithfulness_curves_equal_pytorch(session: Page, each: Exported, method: Any) -> None:
     found = session.evaluate("(method) => session.faithfulness(method, { target: 2 })", method)
-    expected = faithfulness(exported.captured, 2, importance_map(exported.captured, method, 2))
+    expected = faithfulness(each.captured, 2, importance_map(each.captured, method, 2))
     np.testing.assert_allclose(found["deletion"]["curve"], expected.deletion_curve, rtol=0, atol=1e-3)
     np.testing.assert_allclose(found["insertion"]["curve"], expected.insertion_curve, rtol=0, atol=1e-3)
     assert found["deletion"]["auc"] == pytest.approx(expected.deletion, abs=1e-3)
     assert 0 < found["random"]["deletion"]["auc"] < 1
 
 
-def test_a_cancelled_map_can_be_computed_again(session: Page, exported: Exported) -> None:
+def test_a_cancelled_map_can_be_computed_again(session: Page, each: Exported) -> None:
     found = session.evaluate(
         """async () => {
       const first = new AbortController();
@@ -224,7 +253,7 @@ def test_a_cancelled_map_can_be_computed_again(session: Page, exported: Exported
     }"""
     )
     assert found[0] == ["AbortError"]
-    expected = importance_map(exported.captured, "occlusion", 1, overlap=False).flatten()
+    expected = importance_map(each.captured, "occlusion", 1, overlap=False).flatten()
     np.testing.assert_allclose(found[1], expected, rtol=0, atol=1e-4)
 
 

@@ -638,7 +638,8 @@ class Swin(Model):
                 cast(SwinBlock, block).attention.position.resize(window, units[number])
 
     def _merge(self, module: PatchMerging, grid: Size, device: torch.device) -> Merge:
-        numbers = squares(torch.arange(1.0, 1 + math.prod(grid), device=device).view(1, -1, 1), grid)[0, ..., 0].long()
+        numbers = torch.arange(1, 1 + math.prod(grid), device=device).double()[None, :, None]
+        numbers = squares(numbers, grid)[0, ..., 0].long()
         inside = (numbers > 0).float()  # the others are beyond the edge
         weights = inside / inside.sum(dim=1, keepdim=True)
         return Merge(

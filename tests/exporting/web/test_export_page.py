@@ -1,5 +1,6 @@
 """The folder of `vitreous export --to web`, and its graphs in ONNX Runtime."""
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from vitreous.exporting import ExportFailed
 from vitreous.exporting.web import export_page, shared_weights
 from vitreous.exporting.web.examples import preprocessed
 from vitreous.exporting.web.export_page import WebExport, export_web, run
-from vitreous.exporting.web.graphs import export_outputs, export_relevance, export_walk
+from vitreous.exporting.web.graphs import export_outputs, export_relevance, export_walk, walk_shapes
 from vitreous.exporting.web.runtime import WASM, WEBGPU
 from vitreous.exporting.web.shared_weights import write_graphs
 from vitreous.model.build import build, build_segmenter
@@ -30,6 +31,8 @@ from vitreous.model.config import ResNetConfig, SegmenterConfig, ViTConfig
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import AttentionPool, GlobalAverage, Learned1d, MultiLabel, Rotary2d, SwiGlu
 from vitreous.model.pooling import all_tokens
+from vitreous.model.protocol import Model, ModelConfig
+from vitreous.model.swin_config import SwinConfig, SwinV2
 from vitreous.page import STATIC
 from vitreous.page.walk import layer_tensors, shared_tensors
 
@@ -53,11 +56,10 @@ def export(runtime: Path, tmp_path: Path) -> Export:
     return lambda model, **options: export_web(model, tmp_path / "site", **{"runtime": runtime, **options})
 
 
-def random_model(config: ViTConfig) -> vitreous.ViT:
+def random_model(config: ModelConfig) -> Model:
     model = build(config)
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
-    assert isinstance(model, vitreous.ViT)
     return model.eval()
 
 
@@ -72,7 +74,7 @@ class Folder:
 
     path: Path
     result: WebExport
-    model: vitreous.ViT
+    model: Model
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -168,9 +170,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
-def test_outputs_equal_pytorch(tmp_path: Path, changes: dict[str, Any]) -> None:
-    model = random_model(tiny(depth=1, **changes))
+WINDOWS = SwinConfig((36, 28), width=16, depths=(2, 1), stage_heads=(1, 2), window=(4, 4), num_classes=5)
+MODELS: dict[str, ModelConfig] = {
+    **{name: tiny(depth=1, **changes) for name, changes in CONFIGS.items()},
+    "Swin, padded and shifted windows": WINDOWS,
+    "Swin V2": dataclasses.replace(WINDOWS, version=SwinV2(), window_rule="timm"),
+    "Swin, one window in the last stage": dataclasses.replace(WINDOWS, image_size=(24, 32), depths=(1, 1)),
+}
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_outputs_equal_pytorch(tmp_path: Path, config: ModelConfig) -> None:
+    model = random_model(config)
     graphs = {
         "outputs.onnx": export_outputs(model),
         "relevance.onnx": export_relevance(model),
@@ -179,19 +190,26 @@ def test_outputs_equal_pytorch(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_graphs(graphs, tmp_path, half=False)
     image = torch.randn(1, model.config.channels, *model.config.image_size)
     captured = capture(model, image)
+    layers = range(len(captured.layers))
     found = run(onnxruntime.InferenceSession(tmp_path / "outputs.onnx"), {"image": image.numpy()})
-    np.testing.assert_allclose(found["attention"], torch.cat(model.attention(image)).detach(), rtol=0, atol=1e-5)
+    weights = torch.cat([captured.weights(layer).flatten() for layer in layers])
+    np.testing.assert_allclose(found["attention"], weights, rtol=0, atol=1e-5)
     np.testing.assert_allclose(found["lens"], captured.lens()[:, 0], rtol=0, atol=1e-4)
     np.testing.assert_allclose(found["lens"][-1:], model(image).detach(), rtol=0, atol=1e-4)
     np.testing.assert_allclose(found["pooling"], captured.pooling_weights()[0], rtol=0, atol=1e-6)
-    features = [all_tokens(captured.features(layer)) for layer in range(model.config.depth)]
+    features = [all_tokens(captured.features(layer)).flatten() for layer in layers]
     np.testing.assert_allclose(found["features"], torch.cat(features), rtol=0, atol=1e-4)
     walk, patch = onnxruntime.InferenceSession(tmp_path / "walk.onnx"), torch.tensor([7])
     tensors = run(walk, {"image": image.numpy(), "patch": patch.numpy()})
-    one_layer = {name: tensor[None] for name, tensor in layer_tensors(captured, 0, patch).items()}
-    for name, tensor in (shared_tensors(captured, patch) | one_layer).items():
+    for name, tensor in shared_tensors(captured, patch).items():
         np.testing.assert_allclose(tensors.pop(name), tensor, rtol=0, atol=1e-4)
-    assert not tensors
+    for shapes, expected in zip(walk_shapes(captured), (layer_tensors(captured, at, patch) for at in layers), strict=True):
+        assert shapes.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert shapes[name] == list(tensor.shape)
+            values, tensors[name] = np.split(tensors[name], [tensor.numel()])
+            np.testing.assert_allclose(values.reshape(tensor.shape), tensor, rtol=0, atol=1e-4)
+    assert not any(map(len, tensors.values()))
     gradients = onnxruntime.InferenceSession(tmp_path / "relevance.onnx")
     for target in (0, 3):
         wanted = relevance(captured, target).flatten()
@@ -230,6 +248,18 @@ def test_weight_files_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # ---- Other models ----------------------------------------------------------------------------------------------------
 
 
+def test_the_folder_of_a_swin_has_the_tokens_of_its_windows(export: Export) -> None:
+    model = random_model(dataclasses.replace(WINDOWS, num_classes=0))
+    folder = export(model).folder
+    facts = json.loads((folder / "model" / "model.json").read_text())
+    captured = capture(model, torch.zeros(1, 3, 36, 28))
+    assert facts["keys"] == [0, 1, 2]
+    for number, layer in enumerate(captured.layers):
+        assert layer.keys is not None
+        keys = np.fromfile(folder / "model" / f"keys-{number}.bin", "<i4")
+        np.testing.assert_array_equal(keys.reshape(layer.keys.shape), layer.keys)
+
+
 def test_an_encoder_has_neither_classes_nor_relevance(export: Export, tmp_path: Path) -> None:
     """A second export replaces the files of the first one, and no others."""
     model = random_model(tiny(num_classes=0, depth=1))
@@ -258,9 +288,11 @@ def test_a_model_that_differs_is_not_written(export: Export, tmp_path: Path, mon
 def test_unsupported_models_are_refused(export: Export, tmp_path: Path) -> None:
     segmenter = build_segmenter(SegmenterConfig(tiny(num_classes=0), num_classes=3))
     resnet = build(ResNetConfig(image_size=(64, 64), stages=(1, 1), width=32, num_classes=3))
-    for model, words in ((segmenter, "segment"), (resnet, "attend")):
+    for model, words in ((segmenter, "segment"), (resnet, "attention")):
         with pytest.raises(ValueError, match=words):
             export(model)
-    with pytest.raises(ValueError, match="smaller image size"):
-        export(build(tiny(image_size=(1024, 1024))))
+    small = dataclasses.replace(WINDOWS, window=(2, 2))
+    for config in (tiny(image_size=(1024, 1024)), dataclasses.replace(small, image_size=(512, 512))):
+        with pytest.raises(ValueError, match="smaller image size"):
+            export(build(config))
     assert not (tmp_path / "site").exists()

@@ -14,26 +14,26 @@ from vitreous.explanation.attention_and_logit_lens import CapturedForward, captu
 from vitreous.explanation.pca_and_similarity import cosines
 from vitreous.explanation.rollout_relevance_occlusion import importance_map
 from vitreous.inference.engine import model_input
-from vitreous.model.vit import ViT
+from vitreous.model.protocol import Model
 from vitreous.page import results
 from vitreous.page.examples import Example
 
 
-def preprocessed(model: ViT, data: bytes) -> torch.Tensor:
+def preprocessed(model: Model, data: bytes) -> torch.Tensor:
     """Return the model input for an encoded image."""
     config = model.config
     pixels = fit(data, config.image_size, config.preprocessing, config.channels)
     return model_input(pixels[None], torch.device("cpu"), config.preprocessing)
 
 
-def write_example(model: ViT, labels: Sequence[str], example: Example, folder: Path) -> CapturedForward:
+def write_example(model: Model, labels: Sequence[str], example: Example, folder: Path) -> CapturedForward:
     """Write an image with its results: NAME.webp, NAME.json and NAME.bin. Return its forward pass.
 
-    NAME.bin contains the attention of the last layer [heads, t, t], then the similarity of its tokens [t, t], both in
+    NAME.bin contains the attention of the last layer [heads, t, m], then the similarity of its tokens [t, t], both in
     float32. The keys in NAME.json are those that the page uses for its requests.
     """
     captured = capture(model, preprocessed(model, example.data))
-    last = model.config.depth - 1
+    last = len(captured.layers) - 1
     with Image.open(io.BytesIO(example.data)) as image:
         size = (image.height, image.width)
     summary: dict[str, Any] = {"id": example.name, **results.picture(model.config, size)}

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from vitreous.common.atomic_files import atomic_folder
 from vitreous.common.checks import check_choice
 from vitreous.common.text import clean, json_text
-from vitreous.explanation.attention_and_logit_lens import CapturedForward
+from vitreous.explanation.attention_and_logit_lens import CapturedForward, lens_layers
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images
 from vitreous.explanation.rollout_relevance_occlusion import relevance
 from vitreous.exporting.metadata import unknown_below
@@ -22,26 +22,24 @@ from vitreous.exporting.options import WebPrecision
 from vitreous.exporting.runtimes import needs
 from vitreous.exporting.validate import ExportFailed
 from vitreous.exporting.web.examples import write_example
-from vitreous.exporting.web.graphs import IMAGE, TARGET, export_outputs, export_relevance, export_walk
+from vitreous.exporting.web.graphs import IMAGE, TARGET, export_outputs, export_relevance, export_walk, walk_shapes
 from vitreous.exporting.web.runtime import runtime_files
 from vitreous.exporting.web.shared_weights import write_graphs
 from vitreous.inference.engine import evaluation_mode
 from vitreous.inference.predict_images import open_model
 from vitreous.model.options import AttentionPool, MultiLabel
-from vitreous.model.protocol import Model, UnsupportedModel
+from vitreous.model.protocol import Model, UnsupportedModel, require_attention
 from vitreous.model.top_labels import class_names, class_probabilities
-from vitreous.model.vit import ViT
 from vitreous.page import STATIC, results
 from vitreous.page.examples import load_examples, sample_paths
 from vitreous.page.model_facts import model_facts, short_name, unique_ids
-from vitreous.page.walk import global_attention
 from vitreous.runtimes.trace import exportable
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 OURS = ("index.html", "page/*", "model/*", "examples/*", "runtime/*")  # files that an export replaces
-MAX_ATTENTION_BYTES = 2**29  # of all layers, in float32
+MAX_ATTENTION_BYTES = 2**29  # of all layers, or of the similarity of all tokens, in float32
 TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2}  # largest accepted difference of attention weights and probabilities
 POLICY = (
     "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; img-src 'self' blob: data:; "
@@ -90,32 +88,34 @@ def export_web(
     check_choice("precision", precision, get_args(WebPrecision))
     needs("onnx")
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else "model"
-    vit = _supported(open_model(model, image_size).cpu())
+    backbone = _supported(open_model(model, image_size).cpu())
     files = runtime_files(runtime, webgpu, announce)
-    labels = tuple(map(clean, class_names(vit.config)))
-    with atomic_folder(out, ours=OURS) as aside, evaluation_mode(vit):
+    labels = tuple(map(clean, class_names(backbone.config)))
+    with atomic_folder(out, ours=OURS) as aside, evaluation_mode(backbone):
         _copy_page(aside)
         for part in ("model", "examples", "runtime"):
             (aside / part).mkdir()
         for file in files:
             shutil.copyfile(file, aside / "runtime" / file.name)
         given = load_examples(examples or sample_paths(name))
-        captured = [write_example(vit, labels, example, aside / "examples") for example in given]
-        plain = exportable(vit, torch.float32)
+        captured = [write_example(backbone, labels, example, aside / "examples") for example in given]
+        plain = exportable(backbone, torch.float32)
         graphs = {"outputs.onnx": export_outputs(plain), "walk.onnx": export_walk(plain)}
-        if vit.config.output_kind.classes:
+        if backbone.config.output_kind.classes:
             graphs["relevance.onnx"] = export_relevance(plain)
         weights = write_graphs(graphs, aside / "model", precision == "fp16")
-        differences = compare(vit, aside / "model", captured)
+        differences = compare(backbone, aside / "model", captured)
         _check(differences, TOLERANCE[precision], precision)
         facts = {
-            **model_facts(vit, unique_ids([name])[0], clean(short_name(name)), labels),
-            **_inference_facts(vit),
+            **model_facts(backbone, unique_ids([name])[0], clean(short_name(name)), labels),
+            **_inference_facts(backbone),
             "examples": [{"name": example.name, "label": example.label} for example in given],
             "weights": weights,
             "bytes": sum((aside / "model" / file).stat().st_size for file in weights),
             "webgpu": webgpu,
-            **_write_arrays(vit, aside / "model"),
+            **_write_arrays(backbone, aside / "model"),
+            **_write_keys(captured[0], aside / "model"),
+            "walk_shapes": walk_shapes(captured[0]),
         }
         (aside / "model" / "model.json").write_text(json_text(facts), encoding="utf-8")
         sizes = {part: _size(aside / part) for part in ("", "model", "runtime")}
@@ -123,20 +123,24 @@ def export_web(
     return WebExport(Path(out), page, sizes["model"], sizes["runtime"], *differences)
 
 
-def _supported(model: Model) -> ViT:
+def _supported(model: Model) -> Model:
     """Return the model. Raise an error if the page cannot run it."""
     task = model.config.task
     if task not in ("classify", "multilabel", "embed"):
         raise UnsupportedModel(f"the web page runs classifiers and encoders, but this is a model for the task {task!r}")
-    vit = global_attention(model, "the web page")
-    config = vit.config
-    size = config.depth * config.num_heads * config.num_tokens**2 * 4
-    if size > MAX_ATTENTION_BYTES:
-        raise ValueError(
-            f"the attention of all layers takes {size:,} bytes for {config.num_tokens:,} tokens, which is too much for "
-            f"a browser (at most {MAX_ATTENTION_BYTES:,}); use a smaller image size"
-        )
-    return vit
+    backbone = require_attention(model, "the web page")
+    shapes = backbone.config.attention_shapes
+    sizes = {
+        "the attention of all layers": sum(4 * shape.heads * shape.tokens * shape.keys for shape in shapes),
+        "the similarity of all tokens": max(4 * shape.tokens**2 for shape in shapes),
+    }
+    for what, size in sizes.items():
+        if size > MAX_ATTENTION_BYTES:
+            raise ValueError(
+                f"{what} takes {size:,} bytes for {shapes[0].tokens:,} tokens, which is too much for a browser "
+                f"(at most {MAX_ATTENTION_BYTES:,}); use a smaller image size"
+            )
+    return backbone
 
 
 def _copy_page(folder: Path) -> None:
@@ -150,7 +154,7 @@ def _copy_page(folder: Path) -> None:
     (folder / "index.html").write_text(html.replace(charset, policy), encoding="utf-8")
 
 
-def _inference_facts(model: ViT) -> dict[str, Any]:
+def _inference_facts(model: Model) -> dict[str, Any]:
     """Return what the browser needs to preprocess images and to interpret the outputs."""
     config, calibration = model.config, model.config.calibration
     return {
@@ -161,10 +165,11 @@ def _inference_facts(model: ViT) -> dict[str, Any]:
         "unknown_below": None if calibration is None else unknown_below(calibration),  # familiarity
         "class_token": config.class_token,
         "attention_pooling": isinstance(config.pool, AttentionPool),
+        "lens_layers": lens_layers(config, None),
     }
 
 
-def _write_arrays(model: ViT, folder: Path) -> dict[str, Any]:
+def _write_arrays(model: Model, folder: Path) -> dict[str, Any]:
     """Write the position similarity and the patch filters, and return their shapes (null if there are none)."""
     position, filters = results.position_bytes(model), filter_images(filter_components(model).patterns)
     for name, array in (("position", position), ("filters", filters)):
@@ -176,10 +181,23 @@ def _write_arrays(model: ViT, folder: Path) -> dict[str, Any]:
     }
 
 
+def _write_keys(captured: CapturedForward, folder: Path) -> dict[str, Any]:
+    """Write the tokens that each token attends to, and return the number of the file of each layer (null: all)."""
+    tables: list[bytes] = []
+    numbers: list[int | None] = []
+    for layer in captured.layers:
+        table = None if layer.keys is None else layer.keys.numpy().astype("<i4").tobytes()
+        if table is not None and table not in tables:
+            (folder / f"keys-{len(tables)}.bin").write_bytes(table)
+            tables.append(table)
+        numbers.append(None if table is None else tables.index(table))
+    return {"keys": numbers}
+
+
 # ---- Comparison with PyTorch -----------------------------------------------------------------------------------------
 
 
-def compare(model: ViT, folder: Path, captured: Sequence[CapturedForward]) -> tuple[float, float | None, float | None]:
+def compare(model: Model, folder: Path, captured: Sequence[CapturedForward]) -> tuple[float, float | None, float | None]:
     """Return the largest differences between ONNX Runtime and PyTorch: attention, probabilities and relevance.
 
     Relevance is divided by its largest value.
@@ -188,7 +206,7 @@ def compare(model: ViT, folder: Path, captured: Sequence[CapturedForward]) -> tu
     outputs = _session(folder / "outputs.onnx")
     for one in captured:
         found = run(outputs, {IMAGE: one.images.numpy()})
-        expected = torch.cat([one.weights(layer) for layer in range(model.config.depth)])
+        expected = torch.cat([one.weights(layer).flatten() for layer in range(len(one.layers))])
         attention.append(_difference(found["attention"], expected))
         if model.config.output_kind.classes:
             logits = torch.from_numpy(found["lens"][-1])

@@ -14,12 +14,17 @@ from torch import Tensor, nn
 from torch._decomp import get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from vitreous.explanation.attention_and_logit_lens import capture_steps, pooling_weights
+from vitreous.explanation.attention_and_logit_lens import (
+    CapturedForward,
+    capture_steps,
+    lens_layers,
+    pooling_weights,
+)
 from vitreous.explanation.rollout_relevance_occlusion import relevance
 from vitreous.exporting.outputs import familiarity_scores
-from vitreous.model.encoder import EncoderLayer
+from vitreous.model.pooling import all_tokens
+from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features
-from vitreous.model.vit import ViT
 from vitreous.page.walk import layer_tensors, shared_tensors
 from vitreous.runtimes.trace import quiet
 
@@ -27,40 +32,39 @@ IMAGE, TARGET, PATCH = "image", "target", "patch"  # names of the inputs
 
 
 class PageOutputs(nn.Module):
-    """Forward pass that also returns attention and the features of each layer."""
+    """Forward pass that also returns attention and the features of each layer, one layer after the other."""
 
-    def __init__(self, model: ViT):
+    def __init__(self, model: Model):
         super().__init__()
         self.model = model
 
     def forward(self, image: Float[Tensor, "1 c h w"]) -> dict[str, Tensor]:
         model = self.model
-        projected, grid = model.patchify(image)
-        embedded, layout = model.embed(projected, grid)
-        layers = [EncoderLayer(model.encoder, index, layout, model.position) for index in range(model.config.depth)]
-        states, attention = [embedded], []
-        for layer in layers:
-            weights, after = layer.explicit_step(states[-1])
-            attention.append(weights)
-            states.append(after)
-        features = model.output_features(torch.cat(states[1:]), layout)  # layers as a batch
-        pooled = model.pool_features(features)[-1:]
+        captured = capture_steps(model, image)  # for its layers; the states are computed again with explicit weights
+        tokens, attention, features = captured.inputs[0], list[Tensor](), list[Features]()
+        for layer in captured.layers:
+            if layer.merge is not None:
+                tokens = layer.merge.merged(tokens)
+            weights, tokens = layer.explicit_step(tokens)
+            attention.append(layer.rows(weights).flatten())
+            features.append(model.output_features(tokens, layer.layout))
         outputs = {
             "attention": torch.cat(attention),
-            "features": torch.cat([features.prefix, features.patches], dim=1),
-            "pooling": pooling_weights(model, last(features))[0],
+            "features": torch.cat([all_tokens(each).flatten() for each in features]),
+            "pooling": pooling_weights(model, features[-1])[0],
         }
         if model.config.num_classes:
-            outputs["lens"] = model.classify(features)  # the last row has the logits of the model
+            read = [features[layer] for layer in lens_layers(model.config, None)]
+            outputs["lens"] = torch.cat([model.classify(each) for each in read])  # last row: the logits of the model
         if model.config.calibration is not None and model.familiarity is not None:
-            outputs["familiarity"] = familiarity_scores(model.familiarity, pooled)
+            outputs["familiarity"] = familiarity_scores(model.familiarity, model.pool_features(features[-1]))
         return outputs
 
 
 class Relevance(nn.Module):
     """Relevance of each patch for one class."""
 
-    def __init__(self, model: ViT):
+    def __init__(self, model: Model):
         super().__init__()
         self.model = model
 
@@ -69,30 +73,36 @@ class Relevance(nn.Module):
 
 
 class Walk(nn.Module):
-    """Tensors of one patch. Those of the layers are stacked."""
+    """Tensors of one patch. Those of the layers are flattened, one layer after the other; see `walk_shapes`."""
 
-    def __init__(self, model: ViT):
+    def __init__(self, model: Model):
         super().__init__()
         self.model = model
 
     def forward(self, image: Float[Tensor, "1 c h w"], patch: Int[Tensor, "1"]) -> dict[str, Tensor]:
         captured = capture_steps(self.model, image)
-        layers = [layer_tensors(captured, layer, patch) for layer in range(self.model.config.depth)]
-        stacked = {name: torch.stack([tensors[name] for tensors in layers]) for name in layers[0]}
-        return shared_tensors(captured, patch) | stacked
+        layers = [layer_tensors(captured, layer, patch) for layer in range(len(captured.layers))]
+        joined = {
+            name: torch.cat([tensors[name].flatten() for tensors in layers if name in tensors])
+            for name in dict.fromkeys(name for tensors in layers for name in tensors)
+        }
+        return shared_tensors(captured, patch) | joined
 
 
-def last(features: Features) -> Features:
-    return Features(features.prefix[-1:], features.patches[-1:], features.grid)
+def walk_shapes(captured: CapturedForward) -> list[dict[str, list[int]]]:
+    """Return the shapes of the tensors of each layer in the outputs of `Walk`."""
+    patch = torch.zeros(1, dtype=torch.int64)
+    layers = (layer_tensors(captured, layer, patch) for layer in range(len(captured.layers)))
+    return [{name: list(tensor.shape) for name, tensor in tensors.items()} for tensors in layers]
 
 
-def export_outputs(model: ViT) -> Any:
+def export_outputs(model: Model) -> Any:
     """Return the ONNX model of `PageOutputs`."""
     image = torch.zeros(1, model.config.channels, *model.config.image_size)
     return _export(PageOutputs(model).eval(), {IMAGE: image})
 
 
-def export_relevance(model: ViT) -> Any:
+def export_relevance(model: Model) -> Any:
     """Return the ONNX model of `Relevance`. The graph contains the gradients."""
     image = torch.zeros(1, model.config.channels, *model.config.image_size)
     target = torch.zeros(1, dtype=torch.int64)
@@ -101,7 +111,7 @@ def export_relevance(model: ViT) -> Any:
     return _export(traced.eval(), {IMAGE: image, TARGET: target})
 
 
-def export_walk(model: ViT) -> Any:
+def export_walk(model: Model) -> Any:
     """Return the ONNX model of `Walk`."""
     image = torch.zeros(1, model.config.channels, *model.config.image_size)
     return _export(Walk(model).eval(), {IMAGE: image, PATCH: torch.zeros(1, dtype=torch.int64)})

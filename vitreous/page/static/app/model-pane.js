@@ -279,7 +279,7 @@ export class ModelPane {
     const layers = [...Array(this.model.depth).keys()].map((layer) => this.#attention(layer) ?? before?.[layer]);
     const selection = { layer: this.layer, head: this.head, active: map === "attention" };
     this.matrix.draw(this.shown, selection, layers, query);
-    this.matrix.mark(this.model.walk ? view.off : [], this.switches.effects);
+    this.matrix.mark(this.model.global_attention ? view.off : [], this.switches.effects);
     this.distance.draw(selection);
     const attention = map === "attention" ? this.#attention(this.layer) : null;
     this.tokens.draw(this.shown, attention?.row(this.head, query) ?? null);

@@ -1,13 +1,13 @@
 // @ts-check
 // Results for one image, computed from the outputs of the model as in vitreous/explanation and vitreous/page/results.py.
 //
-// n: patches; p: prefix tokens; t = p + n: all tokens; d: width.
+// n: patches; p: prefix tokens; t = p + n: all tokens; m: keys of a token; d: width.
 
+import { LayerGrid } from "../results/token-matrices.js";
 import { descending, generator, principal, quantile, roundEven, sigmoid, softmax } from "./numbers.js";
 
 const [TOP, TOP_OF_A_LAYER] = [5, 3]; // classes
-const SHARED = ["pixels", "projected", "position", "states", "pooled", "pooling"]; // tensors that are not in a layer
-const PER_HEAD = ["query", "keys", "values", "products", "bias", "weights"];
+const PER_HEAD = ["query", "keys", "values", "scale", "products", "bias", "mask", "weights"];
 const STEPS = 16; // of a faithfulness test
 
 export class Explanation {
@@ -18,7 +18,7 @@ export class Explanation {
     this.outputs = outputs;
     this.facts = model.facts;
     this.prefix = this.facts.tokens.prefix.length;
-    this.tokens = this.facts.tokens.total;
+    this.layers = layersOf(this.facts, model.keys);
     this.maps = new Map(); // promises of the maps that tests need
     this.random = new Map(); // curves of a random order, by class
   }
@@ -34,9 +34,10 @@ export class Explanation {
     return best.map((index) => ({ index, label: this.facts.labels[index], probability: probabilities[index] }));
   }
 
-  #logits({ lens } = this.outputs, layer = this.facts.depth - 1) {
+  /** Logits of the last layer, or of another one that the head can read. */
+  #logits({ lens } = this.outputs, row = lens.dims[0] - 1) {
     const [, classes] = lens.dims;
-    return lens.data.subarray(layer * classes, (layer + 1) * classes);
+    return lens.data.subarray(row * classes, (row + 1) * classes);
   }
 
   predictions() {
@@ -46,10 +47,10 @@ export class Explanation {
     return { predictions: this.#top(this.#probabilities(this.#logits()), TOP), unknown };
   }
 
-  /** Predictions of the head after each layer. */
+  /** Predictions of the head after each layer that it can read. */
   lens() {
-    const layers = Array.from({ length: this.facts.depth }, (_, layer) => {
-      const probabilities = this.#probabilities(this.#logits(this.outputs, layer));
+    const layers = this.facts.lens_layers.map((layer, row) => {
+      const probabilities = this.#probabilities(this.#logits(this.outputs, row));
       return { layer, predictions: this.#top(probabilities, TOP_OF_A_LAYER) };
     });
     return { layers };
@@ -57,20 +58,20 @@ export class Explanation {
 
   // ---- Tokens --------------------------------------------------------------------------------------------------------
 
-  /** Attention weights of a layer: float32 [heads, t, t]. */
+  /** Attention weights of a layer: float32 [heads, t, m]. */
   attention(layer) {
-    const size = this.facts.heads * this.tokens ** 2;
-    return this.outputs.attention.data.subarray(layer * size, (layer + 1) * size);
+    const { heads, t, m, weightsAt } = this.layers[layer];
+    return this.outputs.attention.data.subarray(weightsAt, weightsAt + heads * t * m);
   }
 
   #features(layer) {
-    const size = this.tokens * this.facts.width;
-    return this.outputs.features.data.subarray(layer * size, (layer + 1) * size);
+    const { t, width, featuresAt } = this.layers[layer];
+    return this.outputs.features.data.subarray(featuresAt, featuresAt + t * width);
   }
 
   /** Cosine similarity of all tokens after a layer: float32 [t, t]. */
   similarity(layer) {
-    const [t, d] = [this.tokens, this.facts.width];
+    const { t, width: d } = this.layers[layer];
     const unit = Float32Array.from(this.#features(layer));
     for (let row = 0; row < t; row++) {
       const token = unit.subarray(row * d, row * d + d);
@@ -90,29 +91,31 @@ export class Explanation {
 
   /** Mean attention distance of each head in pixels. */
   distance() {
-    const { depth, heads, grid, patch_size: patch } = this.facts;
-    const [t, p, n] = [this.tokens, this.prefix, grid[0] * grid[1]];
-    const apart = (down, across) => Math.hypot(down * patch[0], across * patch[1]);
-    const table = Float64Array.from({ length: n }, (_, at) => apart(Math.floor(at / grid[1]), at % grid[1]));
-    const pixels = Array.from({ length: depth }, (_, layer) => {
+    const p = this.prefix;
+    const pixels = this.layers.map(({ heads, t, m, grid, stride, keys }, layer) => {
+      const n = t - p;
+      const apart = (down, across) => Math.hypot(down * stride[0], across * stride[1]);
+      const table = Float64Array.from({ length: n }, (_, at) => apart(Math.floor(at / grid[1]), at % grid[1]));
       const weights = this.attention(layer);
-      return Array.from({ length: heads }, (__, head) => {
+      return Array.from({ length: heads }, (_, head) => {
         let mean = 0;
         for (let query = 0; query < n; query++) {
-          const start = (head * t + p + query) * t + p;
+          const start = (head * t + p + query) * m;
           const [row, column] = [Math.floor(query / grid[1]), query % grid[1]];
           let [sum, total] = [0, 0];
-          for (let key = 0; key < n; key++) {
+          for (let at = p; at < m; at++) {
+            const key = (keys ? keys[(p + query) * m + at] : at) - p;
             const [down, across] = [Math.abs(Math.floor(key / grid[1]) - row), Math.abs((key % grid[1]) - column)];
-            sum += weights[start + key] * table[down * grid[1] + across];
-            total += weights[start + key];
+            sum += weights[start + at] * table[down * grid[1] + across];
+            total += weights[start + at];
           }
           mean += sum / Math.max(total, 1e-30) / n;
         }
         return mean;
       });
     });
-    return { pixels, largest: table[n - 1] };
+    const [{ grid, stride }] = this.layers;
+    return { pixels, largest: Math.hypot((grid[0] - 1) * stride[0], (grid[1] - 1) * stride[1]) };
   }
 
   // ---- Maps ----------------------------------------------------------------------------------------------------------
@@ -125,50 +128,69 @@ export class Explanation {
 
   /** Attention multiplied through the layers up to `last` (default: all). `fusion` combines heads; `discard` is the fraction of weights to drop. */
   rollout(fusion = "mean", discard = 0, last = null) {
-    const t = this.tokens;
     let row = Float64Array.from(this.outputs.pooling.data);
-    for (let layer = last ?? this.facts.depth - 1; layer >= 0; layer--) {
-      const weights = this.attention(layer);
-      const gathered = new Float64Array(t);
-      for (let query = 0; query < t; query++) {
-        if (row[query] === 0) continue;
-        const fused = this.#fuse(weights, query, fusion, discard);
-        for (let key = 0; key < t; key++) gathered[key] += row[query] * fused[key];
-      }
-      row = row.map((value, at) => (value + gathered[at]) / 2);
+    for (let layer = this.facts.depth - 1; layer >= 0; layer--) {
+      if (layer <= (last ?? this.facts.depth - 1)) row = this.#rolledOut(row, layer, fusion, discard);
+      row = this.#unmerged(row, layer);
     }
     return this.#map("rollout", row.subarray(this.prefix));
   }
 
-  /** Reduces the attention of a query over heads and normalises it. */
-  #fuse(weights, query, fusion, discard) {
-    const [t, { heads }] = [this.tokens, this.facts];
-    const combine = { mean: (a, b) => a + b / heads, max: Math.max, min: Math.min }[fusion];
-    const fused = new Float64Array(t).fill(fusion === "min" ? Infinity : 0);
-    for (let head = 0; head < heads; head++) {
-      const start = (head * t + query) * t;
-      for (let key = 0; key < t; key++) fused[key] = combine(fused[key], weights[start + key]);
+  /** Multiplies a row by the attention of a layer and its residual connection. */
+  #rolledOut(row, layer, fusion, discard) {
+    const { t, m, keys } = this.layers[layer];
+    const gathered = new Float64Array(t);
+    for (let query = 0; query < t; query++) {
+      if (row[query] === 0) continue;
+      const fused = this.#fuse(layer, query, fusion, discard);
+      for (let at = 0; at < m; at++) gathered[keys ? keys[query * m + at] : at] += row[query] * fused[at];
     }
-    const lost = Math.trunc(discard * t);
-    if (lost) for (const key of descending(fused).slice(t - lost)) fused[key] = 0;
+    return row.map((value, at) => (value + gathered[at]) / 2);
+  }
+
+  /** Divides the value of each token equally among the tokens that were merged into it before the layer. */
+  #unmerged(row, layer) {
+    const before = this.layers[layer - 1];
+    const { grid, stride } = this.layers[layer];
+    if (!before || before.stride.every((side, axis) => side === stride[axis])) return row;
+    const [down, across] = [0, 1].map((axis) => stride[axis] / before.stride[axis]);
+    const merged = Array.from({ length: before.t }, (_, at) => {
+      const [y, x] = [Math.floor(at / before.grid[1]), at % before.grid[1]];
+      return Math.floor(y / down) * grid[1] + Math.floor(x / across);
+    });
+    const counts = new Float64Array(row.length);
+    for (const token of merged) counts[token] += 1;
+    return Float64Array.from(merged, (token) => row[token] / counts[token]);
+  }
+
+  /** Reduces the attention of a query over heads and normalises it. */
+  #fuse(layer, query, fusion, discard) {
+    const { heads, t, m } = this.layers[layer];
+    const weights = this.attention(layer);
+    const combine = { mean: (a, b) => a + b / heads, max: Math.max, min: Math.min }[fusion];
+    const fused = new Float64Array(m).fill(fusion === "min" ? Infinity : 0);
+    for (let head = 0; head < heads; head++) {
+      const start = (head * t + query) * m;
+      for (let key = 0; key < m; key++) fused[key] = combine(fused[key], weights[start + key]);
+    }
+    const lost = Math.trunc(discard * m);
+    if (lost) for (const key of descending(fused).slice(m - lost)) fused[key] = 0;
     const total = fused.reduce((sum, value) => sum + value, 0);
-    return total > 0 ? fused.map((value) => value / total) : fused.fill(1 / t);
+    return total > 0 ? fused.map((value) => value / total) : fused.fill(1 / m);
   }
 
   /** The first three principal components of the patch features as red, green and blue. */
   pca(layer) {
-    const { grid, width } = this.facts;
-    const n = grid[0] * grid[1];
+    const { t, width, onMap } = this.layers[layer];
+    const n = t - this.prefix;
     const scores = principal(this.#features(layer).subarray(this.prefix * width), n, width, 3);
-    const rgb = new Array(n * 3);
-    for (let c = 0; c < 3; c++) {
+    const planes = [0, 1, 2].map((c) => {
       const values = Array.from({ length: n }, (_, at) => scores[at * 3 + c]);
       const [low, high] = [quantile(values, 0.01), quantile(values, 0.99)];
-      values.forEach((value, at) => {
-        rgb[at * 3 + c] = Math.min(Math.max((value - low) / Math.max(high - low, 1e-12), 0), 1);
-      });
-    }
-    return { method: "pca", target: null, grid, rgb, range: [0, 1] };
+      return onMap(values.map((value) => Math.min(Math.max((value - low) / Math.max(high - low, 1e-12), 0), 1)));
+    });
+    const rgb = Array.from({ length: planes[0].length * 3 }, (_, at) => planes[at % 3][Math.floor(at / 3)]);
+    return { method: "pca", target: null, grid: this.facts.grid, rgb, range: [0, 1] };
   }
 
   /** Gradient times attention for one class. */
@@ -179,17 +201,17 @@ export class Explanation {
   /** Attention of the last layer, as in CapturedForward.attention_map. */
   #lastAttention() {
     if (this.facts.attention_pooling) return this.outputs.pooling.data.subarray(this.prefix);
-    const [t, p, { heads }] = [this.tokens, this.prefix, this.facts];
+    const [p, { heads, t, m, keys, onMap }] = [this.prefix, this.layers.at(-1)];
     const weights = this.attention(this.facts.depth - 1);
     const queries = this.facts.class_token ? [0] : Array.from({ length: t - p }, (_, at) => p + at);
-    const mean = new Float64Array(t - p);
+    const mean = new Float64Array(t);
     for (let head = 0; head < heads; head++) {
       for (const query of queries) {
-        const start = (head * t + query) * t + p;
-        for (let key = 0; key < t - p; key++) mean[key] += weights[start + key] / (heads * queries.length);
+        const start = (head * t + query) * m;
+        for (let at = 0; at < m; at++) mean[keys ? keys[query * m + at] : at] += weights[start + at] / (heads * queries.length);
       }
     }
-    return mean;
+    return onMap(mean.subarray(p));
   }
 
   // ---- Covered images ------------------------------------------------------------------------------------------------
@@ -377,17 +399,38 @@ export class Explanation {
   /** Tensors of a patch in one layer and head, as in vitreous/page/walk.py. */
   async walk(layer, head, patch) {
     if (this.walked?.patch !== patch) this.walked = { patch, tensors: await this.model.walk(this.image, patch) };
-    const part = ({ data, dims }, index) => {
-      const size = data.length / dims[0];
-      return { data: data.subarray(index * size, (index + 1) * size), dims: dims.slice(1) };
-    };
-    const found = Object.entries(this.walked.tensors).map(([name, tensor]) => {
-      if (SHARED.includes(name)) return [name, tensor];
-      const ofLayer = part(tensor, layer);
-      return [name, PER_HEAD.includes(name) ? part(ofLayer, head) : ofLayer];
-    });
-    return Object.fromEntries(found.map(([name, { data, dims }]) => [name, { data: data.slice(), shape: [...dims] }]));
+    const shapes = this.facts.walk_shapes;
+    const size = (shape) => shape.reduce((product, side) => product * side, 1);
+    const found = {};
+    for (const [name, { data, dims }] of Object.entries(this.walked.tensors)) {
+      if (!shapes.some((shapesOfLayer) => name in shapesOfLayer)) found[name] = { data: data.slice(), shape: [...dims] };
+      if (!(name in shapes[layer])) continue;
+      const start = shapes.slice(0, layer).reduce((sum, before) => sum + (name in before ? size(before[name]) : 0), 0);
+      const shape = PER_HEAD.includes(name) ? shapes[layer][name].slice(1) : shapes[layer][name];
+      const from = start + (PER_HEAD.includes(name) ? head * size(shape) : 0);
+      found[name] = { data: data.slice(from, from + size(shape)), shape };
+    }
+    return found;
   }
+}
+
+/**
+ * Returns {heads, grid, stride, width, t, m, keys, weightsAt, featuresAt, onMap} of each layer. `keys` are the tokens
+ * that each token attends to [t, m], or null for all. `onMap` enlarges values of its patches to the patches of the map.
+ */
+function layersOf({ layers, tokens, grid: map, patch_size: patch }, keys) {
+  let [weightsAt, featuresAt] = [0, 0];
+  return layers.map((layer, number) => {
+    const { heads, grid, scale, width, keys: m } = layer;
+    const t = tokens.prefix.length + grid[0] * grid[1];
+    const stride = scale.map((side, axis) => side * patch[axis]);
+    const enlarge = new LayerGrid(layer, map, 0);
+    const onMap = (values) => enlarge.enlarged(values);
+    const found = { heads, grid, stride, width, t, m, keys: keys[number], weightsAt, featuresAt, onMap };
+    weightsAt += heads * t * m;
+    featuresAt += t * width;
+    return found;
+  });
 }
 
 function area(x, y) {

@@ -5,19 +5,19 @@ import { ImageSession, named } from "../results/image-session.js";
 import { AttentionFloats, cosineFloats } from "../results/token-matrices.js";
 
 export class BrowserSession extends ImageSession {
-  /** `readResults(name)` returns the precomputed results of an example. */
-  constructor(model, picture, engine, readResults) {
+  /** `read` has results(name), the precomputed results of an example, and keys(layer), the tokens in its windows. */
+  constructor(model, picture, engine, read) {
     super(model);
     this.picture = picture;
     this.engine = engine;
-    this.readResults = readResults;
+    this.read = read;
     this.ready = null; // promise of the image in the worker
     this.example = null;
   }
 
   /** Returns the summary: the region that the model sees, and the predictions. */
   async open() {
-    if (this.picture.name) this.example = await this.readResults(this.picture.name);
+    if (this.picture.name) this.example = await this.read.results(this.picture.name);
     this.shown = this.example?.summary ?? (await this.#load());
     return this.shown;
   }
@@ -34,23 +34,22 @@ export class BrowserSession extends ImageSession {
 
   attention = (layer) =>
     this.once(`attention/${layer}`, async () => {
-      const { heads, tokens, depth } = this.model;
-      const size = heads * tokens.total ** 2;
+      const [heads, tokens, keys] = this.#shape(layer);
       const weights =
-        this.example && layer === depth - 1
-          ? this.example.floats.subarray(0, size)
+        this.example && layer === this.model.depth - 1
+          ? this.example.floats.subarray(0, heads * tokens * keys)
           : await this.#compute("attention", { layer }, this.ending.signal);
-      return new AttentionFloats(weights, [heads, tokens.total], this.prefix);
+      return new AttentionFloats(weights, [heads, tokens, keys], this.prefix, this.grid(layer), await this.read.keys(layer));
     });
 
   similarity = (layer) =>
     this.once(`similarity/${layer}`, async () => {
-      const { heads, tokens, depth } = this.model;
+      const [heads, tokens, keys] = this.#shape(layer);
       const values =
-        this.example && layer === depth - 1
-          ? this.example.floats.subarray(heads * tokens.total ** 2)
+        this.example && layer === this.model.depth - 1
+          ? this.example.floats.subarray(heads * tokens * keys)
           : await this.#compute("similarity", { layer }, this.ending.signal);
-      return cosineFloats(values, this.prefix);
+      return cosineFloats(values, this.prefix, this.grid(layer));
     });
 
   lens = () => this.#get("lens", "lens", {}, this.ending.signal);
@@ -60,6 +59,12 @@ export class BrowserSession extends ImageSession {
   faithfulness = (method, choices, signal) =>
     this.#get(named(`faithfulness/${method}`, choices), "faithfulness", { method, ...choices }, signal);
   masked = (patches, classes, signal) => this.#compute("masked", { patches, classes }, signal);
+
+  /** Returns [heads, tokens, keys of a token] of a layer. */
+  #shape(layer) {
+    const { heads, grid, keys } = this.model.layers[layer];
+    return [heads, this.prefix + grid[0] * grid[1], keys];
+  }
 
   #get(key, what, given, signal) {
     return this.once(key, async () => this.example?.results[key] ?? this.#compute(what, given, signal));

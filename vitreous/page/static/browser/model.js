@@ -32,6 +32,7 @@ export class Model {
     env.wasm.wasmPaths = new URL("runtime/", root).href;
     env.wasm.numThreads = self.crossOriginIsolated ? Math.min(navigator.hardwareConcurrency || 1, MAX_THREADS) : 1;
     this.outputs = await this.#session("outputs.onnx", onProgress);
+    this.keys = await this.#keys();
     return this;
   }
 
@@ -53,6 +54,17 @@ export class Model {
       graphOptimizationLevel: "all",
       logSeverityLevel: 3,
     });
+  }
+
+  /** Returns the tokens that each token of a layer attends to, for each layer, or null for all tokens. */
+  async #keys() {
+    const { keys } = this.facts;
+    const numbers = [...new Set(keys.filter((number) => number !== null))];
+    const tables = new Map();
+    await Promise.all(
+      numbers.map(async (number) => tables.set(number, new Int32Array((await download(`keys-${number}.bin`)).buffer))),
+    );
+    return keys.map((number) => tables.get(number) ?? null);
   }
 
   /** Runs the model on an image: float32 [channels, height, width]. Returns the outputs by name. */

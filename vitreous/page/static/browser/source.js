@@ -29,7 +29,7 @@ export const source = {
     return { models: [model], examples, first: examples[0]?.name ?? null };
   },
 
-  session: (model, picture) => new BrowserSession(model, picture, engine, readResults),
+  session: (model, picture) => new BrowserSession(model, picture, engine, { results: readResults, keys: (layer) => readKeys(model, layer) }),
 
   /** Returns the similarity of all positions as bytes: value = byte / 127.5 - 1. */
   async positions(model) {
@@ -47,4 +47,18 @@ export const source = {
 async function readResults(name) {
   const [found, bytes] = await Promise.all([read(`examples/${name}.json`), read(`examples/${name}.bin`)]);
   return { ...(await found.json()), floats: new Float32Array(await bytes.arrayBuffer()) };
+}
+
+const tables = new Map(); // promises of the files with keys, by number
+
+/** Returns the tokens that each token of a layer attends to, or null for all tokens. */
+function readKeys(model, layer) {
+  const number = model.keys[layer];
+  if (number === null) return null;
+  if (!tables.has(number)) {
+    const table = read(`model/keys-${number}.bin`).then(async (found) => new Int32Array(await found.arrayBuffer()));
+    tables.set(number, table);
+    table.catch(() => tables.delete(number));
+  }
+  return tables.get(number);
 }

@@ -4,6 +4,8 @@
 // Subclasses have open(), attention(layer), similarity(layer), mask(), lens(), distance(), walk(layer, head, patch), neighbours(patch),
 // map(method, choices, signal), faithfulness(method, choices, signal) and masked(patches, classes, signal).
 
+import { LayerGrid } from "./token-matrices.js";
+
 export class ImageSession {
   constructor(model) {
     this.model = model;
@@ -20,6 +22,11 @@ export class ImageSession {
 
   /** Returns a value if it has arrived, or undefined. */
   known = (what, choices) => this.values.get(named(what, choices));
+
+  /** Patches of a layer on the map. */
+  grid(layer) {
+    return new LayerGrid(this.model.layers[layer], this.model.grid, this.prefix);
+  }
 
   /** Requests a value once. Failures are not cached, so they can be retried. */
   once(what, ask) {

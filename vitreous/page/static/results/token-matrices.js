@@ -141,16 +141,19 @@ export function attentionRows(buffer, tokens, prefix, heads) {
   });
 }
 
-/** Float32 [heads, t, t]. */
+/** Float32 [heads, t, m]. If tokens attend only to their window, `keys` has the tokens that each token attends to [t, m]. */
 export class AttentionFloats extends AttentionMatrix {
-  constructor(weights, [heads, tokens], prefix) {
-    super(heads, tokens, prefix);
+  constructor(weights, [heads, tokens, width = tokens], prefix, layer = null, keys = null) {
+    super(heads, tokens, prefix, layer);
     this.weights = weights;
+    this.width = width;
+    this.keys = keys;
   }
 
   add(values, head, query, weight) {
-    const start = (head * this.tokens + query) * this.tokens;
-    for (let key = 0; key < this.tokens; key++) values[key] += this.weights[start + key] * weight;
+    const m = this.width;
+    const start = (head * this.tokens + query) * m;
+    for (let at = 0; at < m; at++) values[this.keys ? this.keys[query * m + at] : at] += this.weights[start + at] * weight;
     return values;
   }
 }
@@ -189,4 +192,4 @@ class CosineMatrix {
 
 export const cosineBytes = (buffer, prefix, layer = null) =>
   new CosineMatrix(new Uint8Array(buffer), 127.5, 1, prefix, layer);
-export const cosineFloats = (values, prefix) => new CosineMatrix(values, 1, 0, prefix);
+export const cosineFloats = (values, prefix, layer = null) => new CosineMatrix(values, 1, 0, prefix, layer);

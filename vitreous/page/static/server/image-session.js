@@ -3,7 +3,7 @@
 
 import { getBytes, getJson, postJson, postImage } from "./http.js";
 import { readTensors } from "../results/safetensors.js";
-import { AttentionBytes, attentionRows, cosineBytes, LayerGrid } from "../results/token-matrices.js";
+import { AttentionBytes, attentionRows, cosineBytes } from "../results/token-matrices.js";
 import { ImageSession, named } from "../results/image-session.js";
 
 export class ServerSession extends ImageSession {
@@ -13,7 +13,7 @@ export class ServerSession extends ImageSession {
   constructor(model, blob, off) {
     super(model);
     this.blob = blob;
-    this.parts = model.walk ? off.filter((part) => hasPart(model, part)) : [];
+    this.parts = model.global_attention ? off.filter((part) => hasPart(model, part)) : [];
     this.off = this.parts.length ? `&off=${this.parts}` : "";
     this.reopened = null;
   }
@@ -32,7 +32,7 @@ export class ServerSession extends ImageSession {
     this.#get(`attention/${layer}`, async (path) => {
       const { buffer, shape } = await getBytes(path, this.ending.signal);
       const [heads, tokens, keys] = shape;
-      return new AttentionBytes(buffer, [heads, tokens, keys], this.prefix, this.#grid(layer));
+      return new AttentionBytes(buffer, [heads, tokens, keys], this.prefix, this.grid(layer));
     });
 
   /** Attention of one query (a token or "mean") by layer. `signal` aborts the request. */
@@ -45,7 +45,7 @@ export class ServerSession extends ImageSession {
   similarity = (layer) =>
     this.#get(`similarity/${layer}`, async (path) => {
       const { buffer } = await getBytes(path, this.ending.signal);
-      return cosineBytes(buffer, this.prefix, this.#grid(layer));
+      return cosineBytes(buffer, this.prefix, this.grid(layer));
     });
 
   mask = () => this.#get("mask", (path) => getBytes(path, this.ending.signal));
@@ -77,10 +77,6 @@ export class ServerSession extends ImageSession {
 
   masked = (patches, classes, signal) =>
     this.#again(() => postJson(this.#path("masked"), { patches, classes }, signal));
-
-  #grid(layer) {
-    return new LayerGrid(this.model.layers[layer], this.model.grid, this.prefix);
-  }
 
   #path(what) {
     const mark = what.includes("?") ? "&" : "?";

@@ -28,7 +28,7 @@ export class SecondImage {
     this.words = el("p", { class: "soft small" });
     const tools = el("div", { class: "tools" }, this.examples, this.choose, this.kind, this.remove);
     const head = el("div", { class: "head" }, this.title, tools);
-    this.root = el("section", { class: "pair", hidden: !pane.model.walk || !source.switches }, head, this.canvas, this.words, this.file);
+    this.root = el("section", { class: "pair", hidden: !pane.model.global_attention || !source.switches }, head, this.canvas, this.words, this.file);
     this.session = null; // of the second image
     this.bitmap = null;
     this.turn = null; // the last choice of an image

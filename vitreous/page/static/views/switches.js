@@ -23,7 +23,7 @@ export class Switches {
     this.restore = el("button", { type: "button", onclick: () => set({ off: [] }) });
     this.words = el("p", { class: "soft small", role: "status" });
     const tools = el("div", { class: "tools" }, this.mode, this.label, this.measure, this.restore);
-    this.root = el("div", { class: "switches", hidden: !pane.model.walk || !source.switches }, tools, this.words);
+    this.root = el("div", { class: "switches", hidden: !pane.model.global_attention || !source.switches }, tools, this.words);
     this.effects = null; // of the heads on the predicted class, by layer
     this.measured = null; // session of the effects
     this.before = null; // predictions of the whole model: {id, predictions}
