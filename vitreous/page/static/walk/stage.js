@@ -4,7 +4,7 @@
 
 import { gradientColour } from "../widgets/color-maps.js";
 import { drawFormula, ease, figure, mix, mixBox, scaleOf, texture, themeColours } from "./drawing.js";
-import { nameOfToken } from "./tokens.js";
+import { layerOf, stateOf } from "./tokens.js";
 import { percent, short, t } from "../text/translate.js";
 
 const MATH = '"Latin Modern Math", "STIX Two Math", "Cambria Math", Georgia, "Times New Roman", serif';
@@ -12,7 +12,7 @@ const MONO = 'ui-monospace, "SFMono-Regular", Menlo, Consolas, "Liberation Mono"
 const MARGIN = 24;
 const NARROW = 640; // pixels; below this, the rows are under the image
 const TILE = 32; // pixels of a patch in the texture of the image
-const MATRICES = ["E", "U_q", "W_1", "W_2", "U_{msa}"];
+const MATRICES = ["E", "U_q", "W", "W_1", "W_2", "U_{msa}"];
 const MOVING = 0.82; // fraction of a step in which things move; the rest is for reading
 
 export class Stage {
@@ -24,10 +24,11 @@ export class Stage {
     this.width = this.height = 0;
     this.narrow = false;
     this.strip = this.bars = this.image = this.bench = nowhere;
+    this.prefixWidth = 0;
     this.compared = [nowhere];
   }
 
-  /** `data` has tensors, model, shown, bitmap, choice, steps, scenes, and mask if the model is a segmenter. */
+  /** `data` has tensors, model, shown, bitmap, choice, rows, keys, steps, scenes, and mask if the model is a segmenter. */
   show(data) {
     this.data = data;
     this.textures = new Map();
@@ -74,7 +75,7 @@ export class Stage {
     this.boxes.pixels[0].y = bench.y + bench.h * (narrow ? 0.78 : 0.8); // below the enlarged patch
     const [query] = this.data.scenes.scores;
     this.compared = this.#place([query, query, query, query]); // query, key, product, and a line for their sum
-    for (const name of ["scores", "bias"]) this.boxes[name] = [this.compared[0]];
+    for (const name of ["scores", "bias", "mask"]) this.boxes[name] = [this.compared[0]];
     this.heat = null;
     this.tower = this.#towerBox();
     this.#prepareStrip();
@@ -105,7 +106,9 @@ export class Stage {
   /** Box of the token after `layer` layers in the tower. The first layer is at the bottom, as in the paper. */
   #towerRow(layer) {
     const { x, y, w, h, line } = this.tower;
-    return { x, y: y + h - (layer + 1) * line + line * 0.12, w, h: line * 0.76 };
+    const { layers } = this.data.model;
+    const part = layers[Math.max(Math.round(layer) - 1, 0)].width / layers.at(-1).width; // wider after a merge
+    return { x, y: y + h - (layer + 1) * line + line * 0.12, w: w * part, h: line * 0.76 };
   }
 
   // ---- Prepared pictures ---------------------------------------------------------------------------------------------
@@ -138,19 +141,22 @@ export class Stage {
   }
 
   #prepareStrip() {
-    const { model, tensors } = this.data;
-    const count = tensors.weights.data.length;
-    const prefix = model.tokens.prefix.length;
+    const [{ tokens }] = this.data.rows;
+    const prefix = tokens.prefix.length;
     const { strip } = this;
-    const wide = Math.min(Math.max(strip.w / count, this.narrow ? 8 : 14), 40); // prefix tokens are easier to see
+    const wide = Math.min(Math.max(strip.w / tokens.count, this.narrow ? 8 : 14), 40); // prefix tokens are easier to see
     this.prefixWidth = prefix ? Math.min(prefix * wide, strip.w / 2) + 6 : 0;
-    this.count = count;
-    this.prefix = prefix;
   }
 
-  /** Box of a token in the sequence. `joined` is the fraction to which prefix tokens have arrived. */
-  #slot(token, joined = 1) {
-    const { strip, prefix, prefixWidth, count } = this;
+  /** The number of tokens that the query is compared with. */
+  get #count() {
+    return this.data.keys.count;
+  }
+
+  /** Box of a token in a row. `joined` is the fraction to which prefix tokens have arrived. */
+  #slot(token, joined = 1, { count, prefix: { length: prefix } } = this.data.keys) {
+    const { strip } = this;
+    const prefixWidth = prefix ? this.prefixWidth : 0;
     if (token < prefix) {
       const w = (prefixWidth - 6) / prefix;
       return { x: strip.x + token * w - (1 - joined) * (prefixWidth + 20), y: strip.y, w: w - 1, h: strip.h };
@@ -160,13 +166,19 @@ export class Stage {
     return { x: start + (token - prefix) * w, y: strip.y, w: Math.max(w - (w > 3 ? 1 : 0), 0.75), h: strip.h };
   }
 
-  #cell(index, spread = 0) {
+  /** Box of some patches in the image. */
+  #cells({ row, column, rows, columns }, spread = 0) {
     const { image, data } = this;
     const [gh, gw] = data.shown.grid;
-    const [row, column] = [Math.floor(index / gw), index % gw];
     const [w, h] = [image.w / gw, image.h / gh];
     const shrink = 1 - 0.22 * spread;
-    return { x: image.x + (column + (1 - shrink) / 2) * w, y: image.y + (row + (1 - shrink) / 2) * h, w: w * shrink, h: h * shrink };
+    const gap = (1 - shrink) / 2;
+    return { x: image.x + (column + gap) * w, y: image.y + (row + gap) * h, w: (columns - 2 * gap) * w, h: (rows - 2 * gap) * h };
+  }
+
+  #cell(index, spread = 0) {
+    const gw = this.data.shown.grid[1];
+    return this.#cells({ row: Math.floor(index / gw), column: index % gw, rows: 1, columns: 1 }, spread);
   }
 
   #texture(row) {
@@ -221,17 +233,19 @@ export class Stage {
     context.clearRect(0, 0, this.width, this.height);
     context.textBaseline = "middle";
     this.#drawTiles();
+    this.#drawLaterRows();
+    this.#drawWindows();
     this.#drawHeat();
     this.#drawBars();
     this.#drawRows(index);
-    const scene = { pixels: this.#unroll, layers: this.#drawTower, repeat: this.#drawTower, scores: this.#compare, bias: this.#compare, softmax: this.#ranking, answer: this.#answer };
+    const scene = { pixels: this.#unroll, layers: this.#drawTower, repeat: this.#drawTower, scores: this.#compare, bias: this.#compare, mask: this.#compare, softmax: this.#ranking, answer: this.#answer };
     scene[this.name]?.call(this);
     this.#drawChosen();
   }
 
   /** Place in the sequence of steps of a step that the model lacks. */
   #order(name) {
-    const all = ["patches", "pixels", "projection", "prefix", "position", "layers", "query", "scores", "bias", "softmax", "mix"];
+    const all = ["patches", "pixels", "projection", "norm", "prefix", "position", "layers", "merge", "window", "query", "scores", "bias", "mask", "softmax", "mix"];
     const before = all.slice(0, all.indexOf(name)).reverse();
     const known = before.find((each) => this.data.steps.some((one) => one.name === each));
     return this.data.steps.findIndex((each) => each.name === known) + 1;
@@ -248,12 +262,15 @@ export class Stage {
   // ---- The image, its patches and the sequence of tokens ---------------------------------------------------------------
 
   #drawTiles() {
-    const { context, image, data, tile, picture } = this;
+    const { context, image, data, picture } = this;
     const [gh, gw] = data.shown.grid;
     const count = gh * gw;
+    const [{ tokens }] = data.rows;
+    const prefix = tokens.prefix.length;
+    const visible = 1 - this.#later;
     const spread = this.passed("patches", 0.15, 0.6) * (1 - this.passed("projection", 0.75, 1));
     const flown = this.passed("projection", 0.05, 1);
-    const joined = this.prefix ? this.passed("prefix", 0, 0.7) : 1;
+    const joined = prefix ? this.passed("prefix", 0, 0.7) : 1;
     const rest = flown > 0 ? mix(0, 1, this.passed("projection", 0.6, 1)) : 0;
     context.imageSmoothingEnabled = true;
     if (spread === 0 && flown === 0) context.drawImage(picture, image.x, image.y, image.w, image.h);
@@ -266,31 +283,160 @@ export class Stage {
       if (flown < 1 || rest < 1)
         for (let index = 0; index < count; index++) this.#drawTile(index, this.#cell(index, spread), 1 - rest);
     }
-    if (flown > 0) {
+    if (flown > 0 && visible > 0) {
       for (let index = 0; index < count; index++) {
         const start = (0.55 * (index % gw)) / gw + (0.1 * Math.floor(index / gw)) / gh;
         const moved = flown >= 1 ? 1 : ease(flown, start, start + 0.35);
-        const slot = this.#slot(this.prefix + index, joined);
-        if (moved > 0) this.#drawTile(index, moved === 1 ? slot : mixBox(this.#cell(index, spread), slot, moved), 1);
+        const slot = this.#slot(prefix + index, joined, tokens);
+        if (moved > 0) this.#drawTile(index, moved === 1 ? slot : mixBox(this.#cell(index, spread), slot, moved), visible);
       }
-      this.hits.push(...this.#stripHits(joined));
+      if (tokens === data.keys) this.hits.push(...this.#stripHits(joined));
     }
     const lines = this.name === "patches" ? ease(this.motion, 0, 0.15) * (1 - spread) : 0;
     if (lines > 0) this.#grid(lines);
-    if (this.prefix && joined > 0) this.#drawPrefix(joined);
-    if (flown >= 1) {
-      const { strip } = this;
-      this.#text(t("walk-sequence", { count: this.count - (joined < 0.5 ? this.prefix : 0) }), strip.x, strip.y + strip.h + 14, { size: 11 });
-    }
+    if (prefix && joined > 0) this.#drawPrefix(joined);
+    if (flown >= 1 && visible > 0) this.#countTokens(tokens.count - (joined < 0.5 ? prefix : 0), "walk-sequence", visible);
     this.hits.push({ kind: "image", ...image, grid: [gh, gw] });
   }
 
-  #drawTile(index, box, alpha) {
-    const { context, tile, picture, data } = this;
-    const gw = data.shown.grid[1];
+  #countTokens(count, key, alpha) {
+    const { strip, context } = this;
     context.globalAlpha = alpha;
-    context.drawImage(picture, (index % gw) * tile, Math.floor(index / gw) * tile, tile, tile, box.x, box.y, box.w, box.h);
+    this.#text(t(key, { count }), strip.x, strip.y + strip.h + 14, { size: 11 });
     context.globalAlpha = 1;
+  }
+
+  /** How far the row of all patches has been replaced by another one. */
+  get #later() {
+    const [, next] = this.data.rows;
+    return next ? this.passed(next.step, 0.3, 0.9) : 0;
+  }
+
+  /** The row of tokens that is visible, or that another one is about to replace. */
+  get #row() {
+    return this.data.rows.findLast(({ step }) => !step || this.passed(step, 0.3, 0.9) >= 0.5).tokens;
+  }
+
+  /** Rows of tokens that replace the row of all patches: their tokens come from the image. */
+  #drawLaterRows() {
+    const { data } = this;
+    const later = data.rows.slice(1).map(({ tokens, step }) => ({ tokens, shown: this.passed(step, 0.3, 0.9) }));
+    later.forEach(({ tokens, shown }, place) => {
+      const alpha = Math.min(shown * 3, 1) * (1 - (later[place + 1]?.shown ?? 0));
+      if (alpha <= 0) return;
+      for (let token = 0; token < tokens.count; token++) {
+        const slot = this.#slot(token, 1, tokens);
+        const box = tokens.box(token);
+        if (box) this.#drawRegion(box, shown === 1 ? slot : mixBox(this.#cells(box), slot, shown), alpha);
+        else this.#drawPadding(slot, alpha * shown);
+      }
+      this.#countTokens(tokens.count, tokens === data.keys ? "walk-window-tokens" : "walk-sequence", alpha);
+      if (tokens === data.keys && alpha === 1) this.hits.push(...this.#stripHits(1));
+    });
+  }
+
+  #drawTile(index, box, alpha) {
+    const gw = this.data.shown.grid[1];
+    this.#drawRegion({ row: Math.floor(index / gw), column: index % gw, rows: 1, columns: 1 }, box, alpha);
+  }
+
+  /** The image of some patches. */
+  #drawRegion({ row, column, rows, columns }, box, alpha) {
+    const { context, tile, picture } = this;
+    context.globalAlpha = alpha;
+    context.drawImage(picture, column * tile, row * tile, columns * tile, rows * tile, box.x, box.y, box.w, box.h);
+    context.globalAlpha = 1;
+  }
+
+  /** A token of padding: an empty box. */
+  #drawPadding({ x, y, w, h }, alpha) {
+    const { context, colours } = this;
+    context.globalAlpha = alpha;
+    context.fillStyle = colours.wash;
+    context.fillRect(x, y, w, h);
+    context.strokeStyle = colours.line;
+    context.lineWidth = 1;
+    context.strokeRect(x + 0.5, y + 0.5, Math.max(w - 1, 0.5), h - 1);
+    context.globalAlpha = 1;
+  }
+
+  // ---- Windows ---------------------------------------------------------------------------------------------------------
+
+  /** Windows on the image: the tokens outside the own one are dimmed, and masked ones, too. */
+  #drawWindows() {
+    const { data, context, image, colours } = this;
+    const { windows, grid } = layerOf(data.model, data.choice.layer);
+    if (!windows) return;
+    const shown = this.passed("window", 0, 0.3) * (1 - this.passed("residual", 0, 0.4));
+    if (shown === 0) return;
+    const { keys } = data;
+    const band = (place, axis) => {
+      const { shift, cycle, size } = windows;
+      return Math.floor(((((place - shift[axis]) % cycle[axis]) + cycle[axis]) % cycle[axis]) / size[axis]);
+    };
+    const own = new Map(keys.members.map((index, token) => [index, token]));
+    const dimmed = 0.6 * this.passed("window", 0.15, 0.45) * (1 - this.passed("softmax", 0.2, 0.9));
+    const masked = data.tensors.mask?.data ?? [];
+    const hidden = masked.length ? dimmed * this.passed("mask", 0.2, 0.8) : 0;
+    context.fillStyle = colours.ground;
+    for (let index = 0; index < grid[0] * grid[1]; index++) {
+      const token = own.get(index);
+      context.globalAlpha = token === undefined ? dimmed : masked[token] < 0 ? hidden : 0;
+      if (context.globalAlpha === 0) continue;
+      const { x, y, w, h } = this.#cells(keys.boxOf(index));
+      context.fillRect(x, y, w, h);
+    }
+    context.save();
+    context.beginPath();
+    context.rect(image.x - 2, image.y - 2, image.w + 4, image.h + 4);
+    context.clip();
+    // Lines between windows.
+    const [unitH, unitW] = [keys.scale[0] * (image.h / data.shown.grid[0]), keys.scale[1] * (image.w / data.shown.grid[1])];
+    const lines = () => {
+      context.beginPath();
+      for (let row = 1; row < grid[0]; row++) {
+        if (band(row - 1, 0) === band(row, 0)) continue;
+        context.moveTo(image.x, image.y + row * unitH);
+        context.lineTo(image.x + image.w, image.y + row * unitH);
+      }
+      for (let column = 1; column < grid[1]; column++) {
+        if (band(column - 1, 1) === band(column, 1)) continue;
+        context.moveTo(image.x + column * unitW, image.y);
+        context.lineTo(image.x + column * unitW, image.y + image.h);
+      }
+      context.stroke();
+    };
+    context.globalAlpha = shown;
+    context.strokeStyle = "rgb(0 0 0 / 0.45)";
+    context.lineWidth = 3;
+    lines();
+    context.strokeStyle = "rgb(255 255 255 / 0.9)";
+    context.lineWidth = 1;
+    lines();
+    this.#outline(own, grid);
+    context.restore();
+    context.globalAlpha = 1;
+  }
+
+  /** The outline of the own window, whose parts can be at opposite borders of the image. */
+  #outline(own, grid) {
+    const { context, colours, data } = this;
+    const inside = (row, column) => row >= 0 && column >= 0 && row < grid[0] && column < grid[1] && own.has(row * grid[1] + column);
+    context.strokeStyle = colours.accent;
+    context.lineWidth = 2.5;
+    context.beginPath();
+    for (const index of own.keys()) {
+      if (index < 0) continue;
+      const [row, column] = [Math.floor(index / grid[1]), index % grid[1]];
+      const { x, y, w, h } = this.#cells(data.keys.boxOf(index));
+      const edges = [[-1, 0, x, y, x + w, y], [1, 0, x, y + h, x + w, y + h], [0, -1, x, y, x, y + h], [0, 1, x + w, y, x + w, y + h]];
+      for (const [down, across, x1, y1, x2, y2] of edges) {
+        if (inside(row + down, column + across)) continue;
+        context.moveTo(x1, y1);
+        context.lineTo(x2, y2);
+      }
+    }
+    context.stroke();
   }
 
   #grid(alpha) {
@@ -316,7 +462,7 @@ export class Stage {
     const { context, colours, data } = this;
     context.globalAlpha = joined;
     data.model.tokens.prefix.forEach((name, token) => {
-      const { x, y, w, h } = this.#slot(token, joined);
+      const { x, y, w, h } = this.#slot(token, joined, data.rows[0].tokens);
       context.fillStyle = token === 0 && name.startsWith("class") ? colours.accent : colours.soft;
       context.fillRect(x, y, w, h);
     });
@@ -324,7 +470,7 @@ export class Stage {
   }
 
   #stripHits(joined) {
-    return Array.from({ length: this.count }, (_, token) => {
+    return Array.from({ length: this.#count }, (_, token) => {
       const { x, w } = this.#slot(token, joined);
       return { kind: "token", token, x, y: this.bars.y, w: Math.max(w, 1), h: this.strip.y + this.strip.h - this.bars.y };
     });
@@ -343,10 +489,12 @@ export class Stage {
       }
     };
     context.globalAlpha = this.passed("patches", 0.5, 0.7) || (this.name === "patches" ? 0 : 1);
-    frame(this.#cell(patch, spread), 1.5);
+    const row = this.#row;
+    const token = row.at(patch);
+    frame(this.#cells(row.box(token), spread), 1.5);
     if (this.passed("projection", 0.9, 1) > 0) {
       context.globalAlpha = this.passed("projection", 0.9, 1);
-      frame(this.#slot(this.prefix + patch, this.prefix ? this.passed("prefix", 0, 0.7) : 1), 2);
+      frame(this.#slot(token, row.prefix.length ? this.passed("prefix", 0, 0.7) : 1, row), 2);
     }
     context.globalAlpha = 1;
     if (this.name === "patches") this.#lift();
@@ -459,6 +607,7 @@ export class Stage {
   /** Where a row comes from: its token, or the tower of layers. */
   #origin(row) {
     if (row.token !== undefined) return this.#slot(row.token);
+    if (row.region) return this.#cells(row.region);
     if (this.name === "query" && row.key === `z-${this.data.choice.layer}`) return this.#towerRow(this.data.choice.layer);
     if (row.key === "pooled") return this.data.model.walk.pool === "class" ? this.#slot(0) : this.strip;
     return null;
@@ -491,16 +640,17 @@ export class Stage {
       if (plain) this.#text(row.op, box.x - 20, box.y + box.h / 2, { size: 20, colour: colours.accent, align: "center" });
       else drawFormula(context, row.op, box.x - 22, box.y + box.h / 2, 14, MATH, "center");
     }
-    if (row.token >= this.prefix && !this.narrow) {
+    const region = row.region ?? (row.token === undefined ? null : this.data.keys.box(row.token));
+    if (region && !this.narrow) {
       const side = box.h * 1.7;
-      this.#drawTile(row.token - this.prefix, { x: box.x + box.w + 16, y: box.y + box.h / 2 - side / 2, w: side, h: side }, alpha * label);
+      this.#drawRegion(region, { x: box.x + box.w + 16, y: box.y + box.h / 2 - side / 2, w: side, h: side }, alpha * label);
     }
     if (row.size !== "tall" && label === 1 && reveal === 1 && !this.narrow && !this.crowded(row)) this.#figures(row, box);
     context.globalAlpha = 1;
     this.hits.push({ kind: "vector", ...box, values: row.values, symbol: row.symbol, lines: image.height });
   }
 
-  crowded = (row) => this.name === "mix" && row.key !== "mixed";
+  crowded = (row) => (this.name === "mix" && row.key !== "mixed") || this.name === "merge";
 
   /** The first numbers of a row, under it. */
   #figures(row, box) {
@@ -526,7 +676,7 @@ export class Stage {
 
   #drawTower() {
     const { context, colours, data, motion, tower } = this;
-    const { depth, width } = data.model;
+    const { depth } = data.model;
     const { layer } = data.choice;
     const up = this.name === "repeat";
     const from = up ? layer + 1 : 0;
@@ -536,7 +686,7 @@ export class Stage {
     const states = data.tensors.states.data;
     for (let at = 0; at <= depth; at++) {
       const box = this.#towerRow(at);
-      const values = states.subarray(at * width, (at + 1) * width);
+      const values = stateOf(data.model, states, at);
       const known = at <= reached + 1e-6;
       context.globalAlpha = alpha;
       if (known) {
@@ -572,8 +722,9 @@ export class Stage {
   /** The token that the query is compared with: the pinned one, or the one that the sweep has reached. */
   get #compared() {
     if (this.pinned !== null) return this.pinned;
-    if (this.name !== "scores") return this.prefix + this.data.choice.patch;
-    return Math.min(Math.floor(ease(this.motion, 0.08, 1) * this.count), this.count - 1);
+    if (this.name === "mask") return Math.max(this.data.tensors.mask.data.findIndex((value) => value < 0), 0);
+    if (this.name !== "scores") return this.data.keys.at(this.data.choice.patch);
+    return Math.min(Math.floor(ease(this.motion, 0.08, 1) * this.#count), this.#count - 1);
   }
 
   #drawBars() {
@@ -588,15 +739,18 @@ export class Stage {
     const weights = data.tensors.weights.data;
     const most = scores.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-9);
     const top = Math.max(...weights);
-    const shown = this.name === "scores" ? Math.ceil(filled * this.count) : this.count;
+    const shown = this.name === "scores" ? Math.ceil(filled * this.#count) : this.#count;
+    const masked = this.data.tensors.mask?.data ?? [];
+    const lowered = masked.length ? this.passed("mask", 0.1, 0.8) : 0;
     const base = bars.y + bars.h * mix(0.5, 1, soft);
     context.globalAlpha = (1 - gone) * faded;
     context.fillStyle = colours.line;
     context.fillRect(bars.x, base - 0.5, bars.w, 1);
     for (let token = 0; token < shown; token++) {
       const { x, w } = this.#slot(token);
-      const height = mix((scores[token] / most) * bars.h * 0.5, (weights[token] / top) * bars.h, soft);
-      const end = scores[token] < 0 ? colours.negative : colours.positive;
+      const score = mix(scores[token] / most, -1, masked[token] < 0 ? lowered : 0) * bars.h * 0.5; // masked: far below
+      const height = mix(score, (weights[token] / top) * bars.h, soft);
+      const end = score < 0 ? colours.negative : colours.positive;
       const hot = gradientColour(weights[token] / top);
       const [r, g, b] = [0, 1, 2].map((c) => Math.round(mix(end[c], colours.dark ? hot[c] : colours.positive[c], soft)));
       context.fillStyle = `rgb(${r} ${g} ${b})`;
@@ -604,7 +758,7 @@ export class Stage {
     }
     const words = soft > 0.5 ? t("walk-bars-weights", { most: percent(top) }) : t("walk-bars-scores", { most: short(most) });
     this.#text(words, bars.x, bars.y - 8, { size: 11 });
-    if (["scores", "bias"].includes(this.name)) {
+    if (["scores", "bias", "mask"].includes(this.name)) {
       const { x, w } = this.#slot(this.#compared);
       context.globalAlpha = 1;
       context.strokeStyle = colours.accent;
@@ -618,7 +772,7 @@ export class Stage {
   #compare() {
     const { data, bench, colours, context } = this;
     const token = this.#compared;
-    const e = data.model.walk.head_dim;
+    const { head_dim: e } = layerOf(data.model, data.choice.layer);
     const query = data.tensors.query.data;
     const key = data.tensors.keys.data.subarray(token * e, (token + 1) * e);
     const product = Float32Array.from(query, (value, at) => value * key[at]);
@@ -627,22 +781,27 @@ export class Stage {
     const place = (at) => this.compared[at];
     const draw = (values, scale, symbol, at, op) => {
       this.textures.delete("compared");
-      this.#drawRow({ key: "compared", symbol, values, scale, op, note: at === 1 ? nameOfToken(token, data.model, data.shown) : "" }, place(at));
+      this.#drawRow({ key: "compared", symbol, values, scale, op, note: at === 1 ? data.keys.name(token) : "" }, place(at));
     };
     draw(key, row.scale, `k_{${data.choice.head + 1}}`, 1, "×");
     draw(product, scaleOf(product), "q_i k_i", 2, "=");
     const sum = product.reduce((total, value) => total + value, 0);
-    const { products, bias } = data.tensors;
+    const { products, bias, mask, scale } = data.tensors;
     const { y } = place(3);
-    let words = `Σ q k = ${figure(sum)}   × ${short(data.model.walk.scale)} = ${figure(products.data[token])}`;
-    if (bias && this.name === "bias") words = `${figure(products.data[token])} + B ${figure(bias.data[token])} = ${figure(products.data[token] + bias.data[token])}`;
+    let words = `Σ q k = ${figure(sum)}   × ${short(scale.data[0])} = ${figure(products.data[token])}`;
+    if (this.name !== "scores") {
+      const score = products.data[token] + bias.data[token];
+      words = `${figure(products.data[token])} + B ${figure(bias.data[token])} = ${figure(score)}`;
+      if (this.name === "mask") words = `${figure(score)} + mask ${figure(mask.data[token])} = ${figure(score + mask.data[token])}`;
+    }
     this.#text(words, bench.x + 44, y, { size: this.narrow ? 12 : 15, colour: colours.ink, mono: true });
     const side = Math.min(thickness * 3.2, 74);
-    if (token >= this.prefix && !this.narrow) {
+    const region = data.keys.box(token);
+    if (region && !this.narrow) {
       const { x, w } = place(1);
       context.imageSmoothingEnabled = false;
       const at = { x: x + w + 26, y: place(1).y + thickness / 2 - side / 2, w: side, h: side };
-      this.#drawTile(token - this.prefix, at, 1);
+      this.#drawRegion(region, at, 1);
     }
   }
 
@@ -652,10 +811,8 @@ export class Stage {
   #drawHeat() {
     const alpha = this.passed("softmax", 0.2, 0.9) * (1 - this.passed("residual", 0, 0.4));
     if (alpha === 0) return;
-    const weights = this.data.tensors.weights.data.subarray(this.prefix);
-    const top = Math.max(...weights);
-    const { context, image } = this;
-    this.heat ??= heatOf(weights, top, this.data.shown.grid);
+    const { context, image, data } = this;
+    this.heat ??= heatOf(data.tensors.weights.data, data.keys, data.shown.grid);
     context.globalAlpha = alpha;
     context.imageSmoothingEnabled = false;
     context.drawImage(this.heat, image.x, image.y, image.w, image.h);
@@ -675,9 +832,10 @@ export class Stage {
       const moved = ease(motion, start, start + 0.3);
       if (moved === 0) return;
       const to = { x: bench.x + 44, y: y0 + place * line, w: side, h: side };
-      const from = token >= this.prefix ? this.#cell(token - this.prefix) : this.#slot(token);
-      const box = mixBox(from, to, moved);
-      if (token >= this.prefix) this.#drawTile(token - this.prefix, box, 1);
+      const region = data.keys.box(token);
+      const box = mixBox(region ? this.#cells(region) : this.#slot(token), to, moved);
+      if (region) this.#drawRegion(region, box, 1);
+      else if (data.keys.members) this.#drawPadding(box, 1);
       else {
         context.fillStyle = colours.accent;
         context.fillRect(box.x, box.y, box.w, box.h);
@@ -685,7 +843,7 @@ export class Stage {
       if (moved < 1) return;
       const left = to.x + side + 14;
       const room = bench.x + bench.w - left - 70;
-      this.#text(nameOfToken(token, data.model, data.shown), left, to.y + side * 0.26, { size: 12, colour: colours.ink });
+      this.#text(data.keys.name(token), left, to.y + side * 0.26, { size: 12, colour: colours.ink });
       context.fillStyle = colours.wash;
       context.fillRect(left, to.y + side * 0.56, room, side * 0.24);
       context.fillStyle = colours.accent;
@@ -758,11 +916,20 @@ export class Stage {
 }
 
 /** Returns a canvas with one pixel per patch. Small weights are more transparent. */
-function heatOf(weights, top, [gh, gw]) {
+function heatOf(weights, keys, [gh, gw]) {
+  const onMap = new Float32Array(gh * gw);
+  weights.forEach((weight, token) => {
+    const box = keys.box(token);
+    for (let row = 0; row < (box?.rows ?? 0); row++) {
+      const start = (box.row + row) * gw + box.column;
+      onMap.fill(weight, start, start + box.columns);
+    }
+  });
+  const top = onMap.reduce((most, weight) => Math.max(most, weight), 1e-30);
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [gw, gh];
   const pixels = new ImageData(gw, gh);
-  weights.forEach((weight, index) => {
+  onMap.forEach((weight, index) => {
     pixels.data.set(gradientColour(weight / top), index * 4);
     pixels.data[index * 4 + 3] = 255 * (0.5 + (0.4 * weight) / top);
   });

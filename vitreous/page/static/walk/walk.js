@@ -10,8 +10,8 @@ import { showWhile } from "../widgets/status-line.js";
 import { short, t } from "../text/translate.js";
 import { isConvolved, scenesOf } from "./scenes.js";
 import { Stage } from "./stage.js";
-import { at, EQUATIONS, startOf, stepsOf, valuesOf } from "./steps.js";
-import { nameOfToken } from "./tokens.js";
+import { at, equationOf, scoreSymbol, startOf, stepsOf, valuesOf } from "./steps.js";
+import { layerOf, rowsOf, TokenRow } from "./tokens.js";
 
 const SPEEDS = [0.5, 1, 2, 4];
 const AROUND = 3; // numbers on each side of the one under the pointer
@@ -179,8 +179,15 @@ export class Walk {
   #show(data) {
     const before = this.steps?.[this.#place()[0]]?.name ?? view.walk;
     const fraction = this.steps ? this.#place()[1] : 0;
-    data.convolved = isConvolved(data.tensors, data.model.width, data.choice.layer, data.model);
-    this.steps = data.steps = stepsOf(data.model, { layer: data.choice.layer, convolved: data.convolved });
+    const { tensors, model, choice } = data;
+    data.convolved = isConvolved(tensors, choice.layer, model);
+    Object.assign(data, rowsOf(data)); // rows and keys
+    this.steps = data.steps = stepsOf(model, {
+      layer: choice.layer,
+      convolved: data.convolved,
+      masked: Boolean(tensors.mask?.data.some((value) => value < 0)),
+      padded: Boolean(tensors.tokens?.data.some((token) => token < 0)),
+    });
     data.scenes = scenesOf(data);
     this.data = data;
     this.length = startOf(this.steps, this.steps.length);
@@ -208,8 +215,8 @@ export class Walk {
     this.labels[0].hidden = panes.length < 2;
     fill(this.model, panes.map((pane, index) => [index, pane.model.id]).filter(([index]) => panes[index].model.walk), this.number);
     fill(this.layer, [...Array(model.depth).keys()].map((layer) => [layer, layer + 1]), choice.layer);
-    fill(this.head, [...Array(model.heads).keys()].map((head) => [head, head + 1]), choice.head);
-    this.where.textContent = nameOfToken(model.tokens.prefix.length + choice.patch, model, shown);
+    fill(this.head, [...Array(layerOf(model, choice.layer).heads).keys()].map((head) => [head, head + 1]), choice.head);
+    this.where.textContent = new TokenRow(model.layers[0], shown.grid).name(choice.patch);
   }
 
   // ---- Time ----------------------------------------------------------------------------------------------------------
@@ -303,31 +310,24 @@ export class Walk {
     const { model, shown, choice, tensors } = this.data;
     const values = valuesOf(model, shown, choice, tensors);
     const label = this.data.mask?.classAt(placeOf(shown, choice.patch))?.label ?? "";
-    const named = { ...values, label, best: nameOfToken(values.best, model, shown) };
+    const named = { ...values, label, best: this.data.keys.name(values.best) };
     this.count.textContent = t("walk-count", { number: index + 1, count: this.steps.length });
     this.title.textContent = t(`walk-${step.name}`, named);
-    this.equation.replaceChildren(...formula(this.#equation(step.name)));
-    this.text.textContent = t(step.text, named);
+    this.equation.replaceChildren(...formula(equationOf(step.name, model, choice.layer)));
+    this.text.textContent = step.texts.map((text) => t(text, named)).join(t("between-sentences"));
     this.line.setAttribute("aria-valuetext", `${this.count.textContent}: ${this.title.textContent}`);
     this.canvas.setAttribute("aria-label", `${this.title.textContent}. ${this.text.textContent}`);
     this.root.dataset.step = step.name;
     this.#list(step.name);
   }
 
-  #equation(name) {
-    const { prefix } = this.data.model.tokens;
-    if (name === "prefix") return EQUATIONS.prefix.replace("prefix", prefix[0].startsWith("class") ? "x_{class}" : "registers");
-    if (name !== "answer") return EQUATIONS[name];
-    if (this.data.model.task === "segment") return "z_L^1 … z_L^N";
-    return { class: "y = LN(z_L^0)", mean: "y = mean(z_L^1 … z_L^N)", attention: "y = MAP(z_L)" }[this.data.model.walk.pool] ?? "y = pool(z_L)";
-  }
-
   /** Lists the tensors of a step. Each can be expanded to all of its numbers. */
   #list(name) {
-    const { tensors, scenes } = this.data;
+    const { tensors, scenes, model } = this.data;
     const rows = scenes[name].map(({ symbol, values, note }) => [symbol, values, note]);
-    if (["scores", "bias"].includes(name)) rows.push(["q k^⊤ / √D_h", tensors.products.data]);
-    if (name === "bias") rows.push(["B", tensors.bias.data]);
+    if (["scores", "bias", "mask"].includes(name)) rows.push([scoreSymbol(model), tensors.products.data]);
+    if (["bias", "mask"].includes(name)) rows.push(["B", tensors.bias.data]);
+    if (name === "mask") rows.push(["mask", tensors.mask.data]);
     if (["softmax", "mix"].includes(name)) rows.push(["A", tensors.weights.data]);
     if (["layers", "repeat"].includes(name)) rows.push([`z_0 … z_L`, tensors.states.data]);
     if (this.numbers.contains(document.activeElement)) this.title.focus({ preventScroll: true });
@@ -363,7 +363,7 @@ export class Walk {
   }
 
   #words(hit) {
-    const { model, shown, tensors } = this.data;
+    const { model, shown, tensors, keys } = this.data;
     if (hit.kind === "vector") {
       const from = Math.max(hit.index - AROUND, 0);
       const part = [...hit.values.slice(from, hit.index + AROUND + 1)];
@@ -371,10 +371,11 @@ export class Walk {
       const exact = `[${hit.index}] = ${precise(hit.values[hit.index])}`;
       return [el("p", {}, formula(hit.symbol), ` ${exact}`), el("p", { class: "near" }, cells)];
     }
-    const token = hit.kind === "token" ? hit.token : model.tokens.prefix.length + hit.patch;
-    const lines = [nameOfToken(token, model, shown)];
-    if (this.stage.passed("scores") > 0) lines.push(`q·k/√D = ${precise(tensors.products.data[token])}`);
-    if (this.stage.passed("softmax") > 0) lines.push(`A = ${precise(tensors.weights.data[token])}`);
+    const token = hit.kind === "token" ? hit.token : keys.at(hit.patch);
+    const lines = [hit.kind === "token" ? keys.name(token) : new TokenRow(model.layers[0], shown.grid).name(hit.patch)];
+    const met = token >= 0 && this.stage.passed("scores") > 0;
+    if (met) lines.push(`${model.walk.cosine ? "τ cos(q, k)" : "q·k/√D"} = ${precise(tensors.products.data[token])}`);
+    if (met && this.stage.passed("softmax") > 0) lines.push(`A = ${precise(tensors.weights.data[token])}`);
     else if (hit.kind === "image") lines.push(t("walk-choose"));
     return lines.map((line) => el("p", {}, line));
   }
