@@ -1,8 +1,10 @@
 """Serving, explaining, probing, exporting and segmentation work with a model of every family, or refuse it by name."""
 
 import ast
+import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import quote
@@ -10,18 +12,25 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load
+from torch.testing import assert_close
 
 import vitreous
 from every_family import FAMILIES, group, small_model
-from inspect_requests import sample_image
+from inspect_requests import as_given, sample_image
 from live_server import Live, in_thread
+from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.methods import ATTENTION_METHODS, HEAD_METHODS, METHODS
 from vitreous.exporting.graph import trace_tensors
 from vitreous.exporting.outputs import Outputs, output_names
+from vitreous.exporting.web.export_page import export_web
+from vitreous.exporting.web.runtime import WASM
 from vitreous.model.build import build
 from vitreous.model.config import AnyConfig, SegmenterConfig
 from vitreous.model.options import LinearDecoder, PyramidDecoder
 from vitreous.model.presets import PRESETS
+from vitreous.model.protocol import UnsupportedModel
+from vitreous.page.walk import token_of
 from vitreous.serving.models import serve_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -72,6 +81,46 @@ def test_serve(live: Live, family: str) -> None:
         found = live.request("GET", path.format("map/rollout?")).json
         assert tuple(found["grid"]) == tuple(shown["grid"]) == config.backbone.map_grid
         assert len(found["values"]) == math.prod(found["grid"])
+
+
+@every_family
+def test_walk(live: Live, family: str) -> None:
+    """The walk ends with the last layer of the model and its logits."""
+    model, config, data = small_model(family), FAMILIES[family], sample_image()
+    id = live.request("POST", f"/v1/images?model={quote(family)}", data).json["id"]
+    captured = capture(model.backbone, as_given(model, data))
+    for layer in range(config.backbone.num_layers if config.has_attention else 1):
+        reply = live.request("GET", f"/v1/images/{id}/walk?patch=7&head=0&layer={layer}&model={quote(family)}")
+        if not config.has_attention:
+            assert (reply.status, reply.json["error"]["code"]) == (409, "no_attention")
+            return
+        found, token = load(reply.body), int(token_of(captured, layer, torch.tensor([7])))
+        assert_close(found["weights"].sum(), torch.ones(()))
+        assert_close(found["output"], captured.outputs[layer][0, token])
+        assert_close(found["states"][-len(found["output"]) :], captured.outputs[-1][0, token])
+    with torch.no_grad():
+        assert_close(found["pooled"], model.backbone.pooled(captured.images)[0])
+        if config.task == "classify" and not config.distillation_token:
+            assert_close(model.heads[0](found["pooled"]), model(captured.images)[0])
+
+
+@pytest.mark.slow
+@every_family
+def test_web_page(family: str, tmp_path: Path) -> None:
+    """The page without a server has the results of PyTorch, or refuses a model by name."""
+    model, config = small_model(family), FAMILIES[family]
+    for name in WASM:
+        (tmp_path / name).write_text(name)
+    export = partial(export_web, model, tmp_path / "site", runtime=tmp_path)
+    if not config.has_attention or config.task == "segment":
+        with pytest.raises(UnsupportedModel, match="segment" if config.task == "segment" else "BiT"):
+            export()
+        return
+    result = export()
+    assert (result.probability_difference is None) == (config.num_classes == 0)
+    assert result.relevance_difference is None or result.relevance_difference < 1e-2
+    facts = json.loads((tmp_path / "site" / "model" / "model.json").read_text())
+    assert [len(shapes["weights"]) for shapes in facts["walk_shapes"]] == [2] * config.num_layers
 
 
 @every_family

@@ -105,6 +105,47 @@ def test_another_layer_head_patch_or_image_has_its_own_numbers(open_page: Any, s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("model", "name"), [("swin", "SW-MSA"), ("swin2", "LN(…)")])
+def test_it_shows_the_numbers_of_a_shifted_window(open_page: Any, site: str, model: str, name: str) -> None:
+    """Layer 2 has windows of 4 x 4 on 6 x 8 patches, shifted by 2. That of the last patch holds tokens of all corners."""
+    page = open_page(f"{site}/#model={model}&layer=2&head=2&at=0.99,0.99", reduced_motion="reduce")
+    drop(page, sample_image())
+    page.locator(".pane:not(.empty)").first.wait_for()
+    page.get_by_role("button", name="Walk through").click()
+    page.locator("#walk[data-step]").wait_for()
+    expect(page.locator("#walk .where")).to_have_text("patch in row 6, column 8")
+    true = tensors(site, 1, 1, 47, sample_image(), model)
+    scores = "q k\u22a4 / \u221aDh" if model == "swin" else "\u03c4 cos(q, k)"
+    for step_name, symbol, expected in (
+        ("norm", "z0", true["states"][:24]),
+        ("scores", scores, true["products"]),
+        ("bias", "B", true["bias"]),
+        ("mask", "mask", true["mask"]),
+        ("softmax", "A", true["weights"]),
+        ("residual", name, true["attended"]),
+        ("output", "z2", true["output"]),
+        ("answer", "y", true["pooled"]),
+    ):
+        np.testing.assert_allclose(numbers(step(page, step_name), symbol), expected, rtol=1e-5, atol=1e-9)
+    masked = int((true["mask"] < 0).sum())
+    assert 0 < masked < 16
+    page.keyboard.press("Home")
+    expect(step(page, "mask").locator("#walk .words")).to_contain_text(f"{masked} of 16 tokens")
+
+
+@pytest.mark.slow
+def test_tokens_are_merged_before_the_second_stage(open_page: Any, site: str) -> None:
+    page = walking(open_page, site, "#model=swin&layer=3&at=0.3,0.3")
+    true = tensors(site, 2, 0, 1 * 8 + 2, sample_image(), "swin")
+    step(page, "merge")
+    for part, merged in enumerate(true["merge_tokens"]):
+        np.testing.assert_allclose(numbers(page, f"z{part + 1}"), merged, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(numbers(page, "zm2"), true["before"], rtol=1e-5, atol=1e-9)
+    expect(page.locator("#walk .words")).to_contain_text("2 \u00d7 2 patches")
+    expect(step(page, "window").locator("#walk .words")).to_contain_text("one window")
+
+
+@pytest.mark.slow
 def test_each_kind_of_model_has_the_steps_of_its_parts(open_page: Any, site: str) -> None:
     before, after = ["patches", "pixels", "projection"], ["layers", "query", "scores", "softmax", "mix", "heads"]
     after += ["residual", "mlp", "output", "answer"]
@@ -123,9 +164,18 @@ def test_each_kind_of_model_has_the_steps_of_its_parts(open_page: Any, site: str
             expect(step(page, "query").locator("#walk .words")).to_contain_text("rotated")
             assert page.locator("#walk").get_by_text("class token is put").count() == 0
         page.context.close()
+    for layer, between in {1: ["window"], 2: ["window"], 3: ["merge", "window"]}.items():
+        page = walking(open_page, site, f"#model=swin2&layer={layer}&at=0.5,0.5")
+        query = after.index("query")
+        expected_steps = [*before, "norm", "layers", *between, "query", "scores", "bias", *after[query + 2 :]]
+        if layer < 3:
+            expected_steps.insert(-1, "repeat")
+        assert steps(page) == expected_steps
+        expect(page.locator("#walk .words")).to_contain_text("12 remaining tokens")
+        page.context.close()
     page = open_page(f"{site}/#model=plain&image=balloon")
     page.get_by_role("button", name="Walk through").click()
-    expect(page.get_by_role("alert")).to_contain_text("Vision Transformer")
+    expect(page.get_by_role("alert")).to_contain_text("attention")
 
 
 def test_compared_models_are_walked_through_one_at_a_time(open_page: Any, site: str) -> None:
@@ -184,7 +234,7 @@ def test_pointing_at_a_number_shows_it(open_page: Any, site: str) -> None:
             break
     text = page.locator("#walk .tip p").first.inner_text()
     index, value = re.findall(r"\[(\d+)\] = (.*)", text)[0]
-    states = tensors(site, 2, 0, 28, sample_image())["states"]
+    states = tensors(site, 2, 0, 28, sample_image())["states"].reshape(4, -1)
     assert float(value.replace("\u2212", "-")) == pytest.approx(states[2, int(index)], rel=1e-5)
 
 

@@ -5,7 +5,7 @@ import { test } from "node:test";
 import "./helpers.js";
 
 const { ServerSession } = await import("../../vitreous/page/static/server/image-session.js");
-const SMALL = { id: "small", walk: true, depth: 12, heads: 6 };
+const SMALL = { id: "small", global_attention: true, depth: 12, heads: 6 };
 
 /** Replaces fetch by a server that knows the images of `stored` and assigns ids by content. Returns the paths of all requests. */
 function serve(stored) {
@@ -32,7 +32,7 @@ test("only parts that the model has are switched off", async () => {
   assert.equal(await off(["20", "11", "11.5", "11.6", "12.0", "0.0", "shuffled"]), "11,11.5,0.0,shuffled");
   assert.equal(await off(["20", "3.15"]), null);
   assert.equal(await off([]), null);
-  assert.equal(await off(["1"], { ...SMALL, walk: false }), null);
+  assert.equal(await off(["1"], { ...SMALL, global_attention: false }), null);
 });
 
 for (const lost of [["first"], ["second"], ["first", "second"]])

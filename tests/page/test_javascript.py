@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from every_family import FAMILIES, small_model
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.model.build import build, build_vit
 from vitreous.model.config import ViTConfig
@@ -81,6 +82,43 @@ def test_the_page_decodes_windows_of_smaller_and_larger_patches(layer: int) -> N
         expected = captured.on_map(captured.attention_from(layer, query)[0], layer).flatten(1).numpy()
         rows = found[:, query[0] * config.map_grid[1] + query[1]]
         np.testing.assert_allclose(rows, expected, rtol=0, atol=expected.max() / 500)
+
+
+STEPS = """
+globalThis.navigator ??= { language: "en" };
+const [{ stepsOf, equationOf, valuesOf }, { has, setLanguage, t }] = await Promise.all(process.argv.slice(1, 3).map((path) => import(path)));
+globalThis.document = { documentElement: {}, querySelectorAll: () => [] };
+const wrong = [];
+for (const language of ["en", "zh"]) {
+  setLanguage(language);
+  for (const { name, model } of JSON.parse(process.argv[3])) {
+    for (let layer = 0; layer < model.depth; layer++) {
+      const tensors = Object.fromEntries(["weights", "pixels", "scale", "tokens", "mask"].map((each) => [each, { data: [0, 1] }]));
+      const values = { ...valuesOf(model, { grid: model.grid }, { layer, head: 0, patch: 0 }, tensors), label: "", best: "" };
+      for (const { name: step, texts } of stepsOf(model, { layer, convolved: true, masked: true, padded: true })) {
+        const missing = [`walk-${step}`, ...texts].filter((key) => !has(key));
+        const words = missing.length ? missing : [equationOf(step, model, layer), ...texts.map((key) => t(key, values))];
+        if (missing.length || words.some((each) => !each || /undefined|NaN/.test(each))) wrong.push([language, name, layer, step, words]);
+      }
+    }
+  }
+}
+console.log(JSON.stringify(wrong));
+"""
+
+
+@needs_node
+def test_the_walk_of_every_family_has_texts() -> None:
+    given = [
+        {"name": family, "model": model_facts(small_model(family), "model", "model", ())}
+        for family, config in FAMILIES.items()
+        if config.has_attention
+    ]
+    modules = [(STATIC / path).as_uri() for path in ("walk/steps.js", "text/translate.js")]
+    command = [str(NODE), "--input-type=module", "--eval", STEPS, "--", *modules, json.dumps(given)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == []
 
 
 def test_every_error_of_the_server_has_a_text() -> None:

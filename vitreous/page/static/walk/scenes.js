@@ -50,6 +50,7 @@ export function scenesOf(data) {
     projection: [pixels, { ...projected, op: "E" }],
     prefix: [projected],
     layers: [],
+    window: [],
     query: [
       input,
       ...(after ? [] : [row("normed", "LN(z)", get("normed"), scaleOf(get("normed")), { op: "LN", enter: [0.1, 0.4] })]),

@@ -238,7 +238,7 @@ export class Stage {
     this.#drawHeat();
     this.#drawBars();
     this.#drawRows(index);
-    const scene = { pixels: this.#unroll, layers: this.#drawTower, repeat: this.#drawTower, scores: this.#compare, bias: this.#compare, mask: this.#compare, softmax: this.#ranking, answer: this.#answer };
+    const scene = { pixels: this.#unroll, layers: this.#drawTower, window: this.#arrange, repeat: this.#drawTower, scores: this.#compare, bias: this.#compare, mask: this.#compare, softmax: this.#ranking, answer: this.#answer };
     scene[this.name]?.call(this);
     this.#drawChosen();
   }
@@ -378,14 +378,12 @@ export class Stage {
     const dimmed = 0.6 * this.passed("window", 0.15, 0.45) * (1 - this.passed("softmax", 0.2, 0.9));
     const masked = data.tensors.mask?.data ?? [];
     const hidden = masked.length ? dimmed * this.passed("mask", 0.2, 0.8) : 0;
-    context.fillStyle = colours.ground;
-    for (let index = 0; index < grid[0] * grid[1]; index++) {
-      const token = own.get(index);
-      context.globalAlpha = token === undefined ? dimmed : masked[token] < 0 ? hidden : 0;
-      if (context.globalAlpha === 0) continue;
-      const { x, y, w, h } = this.#cells(keys.boxOf(index));
-      context.fillRect(x, y, w, h);
-    }
+    const veil = paintedMap(data.shown.grid, (patch) => {
+      const token = keys.at(patch);
+      return [...rgbOf(colours.ground), 255 * (token < 0 ? dimmed : masked[token] < 0 ? hidden : 0)];
+    });
+    context.imageSmoothingEnabled = false;
+    context.drawImage(veil, image.x, image.y, image.w, image.h);
     context.save();
     context.beginPath();
     context.rect(image.x - 2, image.y - 2, image.w + 4, image.h + 4);
@@ -416,6 +414,33 @@ export class Stage {
     this.#outline(own, grid);
     context.restore();
     context.globalAlpha = 1;
+  }
+
+  /** The tokens of the window in their places in it. */
+  #arrange() {
+    const { data, bench, motion, context, colours } = this;
+    const { keys, choice } = data;
+    const { size } = layerOf(data.model, choice.layer).windows;
+    const [unitW, unitH] = [this.image.w / data.shown.grid[1], this.image.h / data.shown.grid[0]];
+    const scale = Math.min((bench.w - 44) / (size[1] * unitW), (bench.h * 0.8) / (size[0] * unitH));
+    const [w, h] = [unitW * scale, unitH * scale];
+    const [left, top] = [bench.x + (bench.w - size[1] * w) / 2, bench.y + (bench.h - size[0] * h) / 2];
+    const own = keys.at(choice.patch);
+    keys.members.forEach((_, token) => {
+      const [row, column] = [Math.floor(token / size[1]), token % size[1]];
+      const start = 0.3 + 0.25 * (token / keys.count);
+      const moved = ease(motion, start, start + 0.35);
+      if (moved === 0) return;
+      const to = { x: left + column * w, y: top + row * h, w: w - 2, h: h - 2 };
+      const region = keys.box(token);
+      if (!region) return this.#drawPadding(to, moved);
+      const box = mixBox(this.#cells(region), to, moved);
+      this.#drawRegion(region, box, Math.min(moved * 3, 1));
+      if (token !== own) return;
+      context.strokeStyle = colours.accent;
+      context.lineWidth = 3;
+      context.strokeRect(box.x, box.y, box.w, box.h);
+    });
   }
 
   /** The outline of the own window, whose parts can be at opposite borders of the image. */
@@ -753,7 +778,7 @@ export class Stage {
       const end = score < 0 ? colours.negative : colours.positive;
       const hot = gradientColour(weights[token] / top);
       const [r, g, b] = [0, 1, 2].map((c) => Math.round(mix(end[c], colours.dark ? hot[c] : colours.positive[c], soft)));
-      context.fillStyle = `rgb(${r} ${g} ${b})`;
+      context.fillStyle = masked[token] < 0 && lowered > 0 ? colours.line : `rgb(${r} ${g} ${b})`;
       context.fillRect(x, Math.min(base, base - height), Math.max(w, 0.75), Math.max(Math.abs(height), 0.5));
     }
     const words = soft > 0.5 ? t("walk-bars-weights", { most: percent(top) }) : t("walk-bars-scores", { most: short(most) });
@@ -926,16 +951,24 @@ function heatOf(weights, keys, [gh, gw]) {
     }
   });
   const top = onMap.reduce((most, weight) => Math.max(most, weight), 1e-30);
+  return paintedMap([gh, gw], (patch) => {
+    const weight = onMap[patch] / top;
+    const [r, g, b] = gradientColour(weight);
+    return [r, g, b, 255 * (0.5 + 0.4 * weight)];
+  });
+}
+
+/** Returns a canvas with one pixel per patch. `colour` returns the red, green, blue and alpha of a patch. */
+function paintedMap([gh, gw], colour) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [gw, gh];
   const pixels = new ImageData(gw, gh);
-  onMap.forEach((weight, index) => {
-    pixels.data.set(gradientColour(weight / top), index * 4);
-    pixels.data[index * 4 + 3] = 255 * (0.5 + (0.4 * weight) / top);
-  });
+  for (let patch = 0; patch < gh * gw; patch++) pixels.data.set(colour(patch), patch * 4);
   canvas.getContext("2d").putImageData(pixels, 0, 0);
   return canvas;
 }
+
+const rgbOf = (hex) => [1, 3, 5].map((from) => parseInt(hex.slice(from, from + 2), 16));
 
 /** Shortens words to a width. */
 function clip(context, words, width) {
