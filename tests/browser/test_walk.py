@@ -108,9 +108,12 @@ def test_another_layer_head_patch_or_image_has_its_own_numbers(open_page: Any, s
 @pytest.mark.parametrize(("model", "name"), [("swin", "SW-MSA"), ("swin2", "LN(…)")])
 def test_it_shows_the_numbers_of_a_shifted_window(open_page: Any, site: str, model: str, name: str) -> None:
     """Layer 2 has windows of 4 x 4 on 6 x 8 patches, shifted by 2. That of the last patch holds tokens of all corners."""
-    page = open_page(f"{site}/#model={model}&layer=2&head=2&at=0.99,0.99", reduced_motion="reduce")
+    page = open_page(f"{site}/#model={model}&layer=2&head=2", reduced_motion="reduce")
     drop(page, sample_image())
-    page.locator(".pane:not(.empty)").first.wait_for()
+    answered(page)
+    hover(page, 5, 7)
+    page.mouse.down()
+    page.mouse.up()
     page.get_by_role("button", name="Walk through").click()
     page.locator("#walk[data-step]").wait_for()
     expect(page.locator("#walk .where")).to_have_text("patch in row 6, column 8")
@@ -135,14 +138,14 @@ def test_it_shows_the_numbers_of_a_shifted_window(open_page: Any, site: str, mod
 
 @pytest.mark.slow
 def test_tokens_are_merged_before_the_second_stage(open_page: Any, site: str) -> None:
-    page = walking(open_page, site, "#model=swin&layer=3&at=0.3,0.3")
-    true = tensors(site, 2, 0, 1 * 8 + 2, sample_image(), "swin")
+    page = walking(open_page, site, "#model=swin&layer=3")
+    true = tensors(site, 2, 0, 3 * 8 + 4, sample_image(), "swin")
     step(page, "merge")
     for part, merged in enumerate(true["merge_tokens"]):
         np.testing.assert_allclose(numbers(page, f"z{part + 1}"), merged, rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(numbers(page, "zm2"), true["before"], rtol=1e-5, atol=1e-9)
     expect(page.locator("#walk .words")).to_contain_text("2 \u00d7 2 patches")
-    expect(step(page, "window").locator("#walk .words")).to_contain_text("one window")
+    expect(step(page, "window").locator("#walk .words")).to_contain_text("12 tokens of this layer are divided")
 
 
 @pytest.mark.slow
@@ -165,7 +168,7 @@ def test_each_kind_of_model_has_the_steps_of_its_parts(open_page: Any, site: str
             assert page.locator("#walk").get_by_text("class token is put").count() == 0
         page.context.close()
     for layer, between in {1: ["window"], 2: ["window"], 3: ["merge", "window"]}.items():
-        page = walking(open_page, site, f"#model=swin2&layer={layer}&at=0.5,0.5")
+        page = walking(open_page, site, f"#model=swin2&layer={layer}")
         query = after.index("query")
         expected_steps = [*before, "norm", "layers", *between, "query", "scores", "bias", *after[query + 2 :]]
         if layer < 3:
