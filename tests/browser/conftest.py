@@ -107,7 +107,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for model in (birds, bare, pooled, masks, rotary, swin, second):
         for parameter in model.parameters():  # so that the predictions depend on the image
             parameter.data.add_(torch.randn_like(parameter), alpha=0.15)
-    made: dict[str, Model] = {"birds": birds, "bare": bare, "pooled": pooled, "masks": masks, "plain": build(plain), "rotary": rotary}
+    made: dict[str, Model] = {
+        "birds": birds,
+        "bare": bare,
+        "pooled": pooled,
+        "masks": masks,
+        "plain": build(plain),
+        "rotary": rotary,
+    }
     made |= {"swin": swin, "swin2": second}
     for name, model in made.items():
         vitreous.save(model, folder / name)

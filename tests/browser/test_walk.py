@@ -107,7 +107,7 @@ def test_another_layer_head_patch_or_image_has_its_own_numbers(open_page: Any, s
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "name"), [("swin", "SW-MSA"), ("swin2", "LN(…)")])
 def test_it_shows_the_numbers_of_a_shifted_window(open_page: Any, site: str, model: str, name: str) -> None:
-    """Layer 2 has windows of 4 x 4 on 6 x 8 patches, shifted by 2. That of the last patch holds tokens of all corners."""
+    """Layer 2 has windows of 4 x 4 on 6 x 8 patches, shifted by 2. That of the last patch has tokens of all corners."""
     page = open_page(f"{site}/#model={model}&layer=2&head=2", reduced_motion="reduce")
     drop(page, sample_image())
     answered(page)

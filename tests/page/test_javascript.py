@@ -86,19 +86,23 @@ def test_the_page_decodes_windows_of_smaller_and_larger_patches(layer: int) -> N
 
 STEPS = """
 globalThis.navigator ??= { language: "en" };
-const [{ stepsOf, equationOf, valuesOf }, { has, setLanguage, t }] = await Promise.all(process.argv.slice(1, 3).map((path) => import(path)));
+const { stepsOf, equationOf, valuesOf } = await import(process.argv[1]);
+const { has, setLanguage, t } = await import(process.argv[2]);
 globalThis.document = { documentElement: {}, querySelectorAll: () => [] };
 const wrong = [];
 for (const language of ["en", "zh"]) {
   setLanguage(language);
   for (const { name, model } of JSON.parse(process.argv[3])) {
     for (let layer = 0; layer < model.depth; layer++) {
-      const tensors = Object.fromEntries(["weights", "pixels", "scale", "tokens", "mask"].map((each) => [each, { data: [0, 1] }]));
-      const values = { ...valuesOf(model, { grid: model.grid }, { layer, head: 0, patch: 0 }, tensors), label: "", best: "" };
+      const names = ["weights", "pixels", "scale", "tokens", "mask"];
+      const tensors = Object.fromEntries(names.map((each) => [each, { data: [0, 1] }]));
+      const values = valuesOf(model, { grid: model.grid }, { layer, head: 0, patch: 0 }, tensors);
+      Object.assign(values, { label: "", best: "" });
       for (const { name: step, texts } of stepsOf(model, { layer, convolved: true, masked: true, padded: true })) {
         const missing = [`walk-${step}`, ...texts].filter((key) => !has(key));
-        const words = missing.length ? missing : [equationOf(step, model, layer), ...texts.map((key) => t(key, values))];
-        if (missing.length || words.some((each) => !each || /undefined|NaN/.test(each))) wrong.push([language, name, layer, step, words]);
+        const words = missing.length ? [] : [equationOf(step, model, layer), ...texts.map((key) => t(key, values))];
+        const bad = words.filter((each) => !each || /undefined|NaN/.test(each));
+        if (missing.length || bad.length) wrong.push([language, name, layer, step, missing, bad]);
       }
     }
   }

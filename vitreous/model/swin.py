@@ -304,9 +304,7 @@ class PatchMerging(nn.Module):
         std = (parts.sum(dim=2, keepdim=True).var(dim=-1, keepdim=True, correction=0) + self.norm.eps).sqrt()
         return (parts - parts.mean(dim=-1, keepdim=True)) / std * self.norm.weight + self.norm.bias / 4
 
-    def token_tensors(
-        self, tokens: Float[Tensor, "b n d"], grid: Size, index: Int[Tensor, "1"]
-    ) -> dict[str, Tensor]:
+    def token_tensors(self, tokens: Float[Tensor, "b n d"], grid: Size, index: Int[Tensor, "1"]) -> dict[str, Tensor]:
         """Return the tokens that are merged into one, and its value between the norm and the projection."""
         x = squares(tokens, grid).index_select(1, index)
         between = self.reduction(x.flatten(2)) if self.post_norm else self.norm(x.flatten(2))

@@ -203,7 +203,9 @@ def test_outputs_equal_pytorch(tmp_path: Path, config: ModelConfig) -> None:
     tensors = run(walk, {"image": image.numpy(), "patch": patch.numpy()})
     for name, tensor in shared_tensors(captured, patch).items():
         np.testing.assert_allclose(tensors.pop(name), tensor, rtol=0, atol=1e-4)
-    for shapes, expected in zip(walk_shapes(captured), (layer_tensors(captured, at, patch) for at in layers), strict=True):
+    for shapes, expected in zip(
+        walk_shapes(captured), (layer_tensors(captured, at, patch) for at in layers), strict=True
+    ):
         assert shapes.keys() == expected.keys()
         for name, tensor in expected.items():
             assert shapes[name] == list(tensor.shape)

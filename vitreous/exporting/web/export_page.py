@@ -197,7 +197,9 @@ def _write_keys(captured: CapturedForward, folder: Path) -> dict[str, Any]:
 # ---- Comparison with PyTorch -----------------------------------------------------------------------------------------
 
 
-def compare(model: Model, folder: Path, captured: Sequence[CapturedForward]) -> tuple[float, float | None, float | None]:
+def compare(
+    model: Model, folder: Path, captured: Sequence[CapturedForward]
+) -> tuple[float, float | None, float | None]:
     """Return the largest differences between ONNX Runtime and PyTorch: attention, probabilities and relevance.
 
     Relevance is divided by its largest value.

@@ -48,7 +48,8 @@ Described = shape(
     image_size=list[int], patch_size=list[int] | None, grid=list[int] | None, width=int | None, depth=int | None,
     heads=int | None, layers=many(AttentionShape) | None, tokens=Tokens | None, position=str | None,
     position_grid=list[int] | None, classes=int, labels=list[str], origin=str | None, version=str,
-    walk=dict[str, Any] | None, global_attention=bool, computed_on=str, gallery=int | None, samples=many(shape("Sample", name=str, label=str)),
+    walk=dict[str, Any] | None, global_attention=bool, computed_on=str, gallery=int | None,
+    samples=many(shape("Sample", name=str, label=str)),
 )  # fmt: skip
 Models = shape("Models", "ignore", model=str, models=many(Described))
 Class = shape("Class", label=str, index=int, probability=float)
