@@ -363,7 +363,7 @@ class SwinLayer(AttentionLayer):
         self.layout = Layout(0, terms.windows.grid)
         neighbours = terms.windows.neighbours().to(terms.offsets.device)
         self.keys, self.padding = neighbours.clamp_min(0), neighbours < 0
-        if terms.windows.counts == (1, 1) and not self.padding.any():  # one window, with all tokens in order
+        if terms.windows.counts == (1, 1) and terms.windows.padding == (0, 0):  # one window, with all tokens in order
             self.keys = None
 
     @property

@@ -11,7 +11,7 @@ PoolKind = Literal["class", "mean", "attention", "other"]
 
 @dataclass(frozen=True)
 class WindowParts:
-    """Windows of a layer. Row y of the grid is in row ((y - shift) mod cycle) // size of windows, and so are columns."""
+    """Windows of a layer. Row y of the grid is in row ((y - shift) mod cycle) // size of windows; columns too."""
 
     size: Size
     shift: Size

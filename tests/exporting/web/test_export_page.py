@@ -175,7 +175,7 @@ MODELS: dict[str, ModelConfig] = {
     **{name: tiny(depth=1, **changes) for name, changes in CONFIGS.items()},
     "Swin, padded and shifted windows": WINDOWS,
     "Swin V2": dataclasses.replace(WINDOWS, version=SwinV2(), window_rule="timm"),
-    "Swin, one window in the last stage": dataclasses.replace(WINDOWS, image_size=(24, 32), depths=(1, 1)),
+    "Swin, one window in the last stage": dataclasses.replace(WINDOWS, image_size=(32, 32), depths=(1, 1)),
 }
 
 
