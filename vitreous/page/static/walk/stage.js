@@ -655,9 +655,11 @@ export class Stage {
     if (reveal === 1) context.strokeRect(box.x - 0.5, box.y - 0.5, box.w + 1, box.h + 1);
     if (row.parts) this.#separate(row, box);
     context.fillStyle = colours.ink;
-    drawFormula(context, row.symbol, box.x, box.y - 11, 15, MATH);
+    const tight = this.narrow && ["mix", "merge"].includes(this.name); // no room for words between the rows
+    if (!tight) drawFormula(context, row.symbol, box.x, box.y - 11, 15, MATH);
+    else if (row.size === "head") drawFormula(context, row.symbol, box.x + box.w + 8, box.y + box.h / 2, 13, MATH);
     const words = row.others ? t("walk-others", { count: row.others }) : (row.note ?? t("walk-numbers", { count: row.values.length }));
-    if (!this.narrow || row.size === "head") this.#text(words, box.x + box.w, box.y - 11, { size: 11, align: "right" });
+    if (!tight && (!this.narrow || row.size === "head")) this.#text(words, box.x + box.w, box.y - 11, { size: 11, align: "right" });
     if (row.op) {
       context.globalAlpha = alpha * label * operator;
       context.fillStyle = colours.accent;
