@@ -116,6 +116,7 @@ def test_the_whole_page_is_translated_to_chinese(open_page: Any, site: str) -> N
         "MB",
         "ViT",
         "BiT",
+        "Swin",
         "M",
         "k",
         "Esc",
@@ -141,6 +142,7 @@ def test_the_whole_page_is_translated_to_chinese(open_page: Any, site: str) -> N
         "masks",
         "plain",
         "rotary",
+        "swin",
         "png",
     }
     page.get_by_role("button", name="中文").click()
