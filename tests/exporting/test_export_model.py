@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-import openvino
 import pytest
 import torch
 
@@ -25,7 +24,7 @@ from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import Numbers
 from vitreous.model.protocol import Model
 from vitreous.model.segmenter import Segmenter
-from vitreous.runtimes.sessions import Session
+from vitreous.runtimes.sessions import Session, openvino_session
 
 SIZES = [(71, 99), (131, 67), (3, 5), (1, 1), (64, 64), (40, 33)]  # landscape, portrait, tiny, exact, enlarged
 JPEGS = [encoded(smooth(height, width, seed), "JPEG") for seed, (height, width) in enumerate(SIZES)]
@@ -59,12 +58,6 @@ def calibrated(model: Model) -> Model:
     return model
 
 
-def in_openvino(path: Path) -> Session:
-    """Open an ONNX file in OpenVINO, which reads it as it is."""
-    model = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return lambda inputs: {output.any_name: value for output, value in model(dict(inputs)).items()}
-
-
 def expected(model: Model, images: np.ndarray) -> np.ndarray:
     """Return the first output, computed by the predictor."""
     if isinstance(model, Segmenter):
@@ -86,7 +79,7 @@ def test_a_calibration_applies_only_at_its_image_size(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "registers"])
-@pytest.mark.parametrize("opened", [open_session, in_openvino], ids=["onnxruntime", "openvino"])
+@pytest.mark.parametrize("opened", [open_session, openvino_session], ids=["onnxruntime", "openvino"])
 def test_a_runtime_reproduces_the_predictor(
     name: str, opened: Callable[[Path], Session], exported: Callable[[str], tuple[Model, Export]]
 ) -> None:
@@ -100,7 +93,7 @@ def test_a_runtime_reproduces_the_predictor(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opened", [open_session, in_openvino], ids=["onnxruntime", "openvino"])
+@pytest.mark.parametrize("opened", [open_session, openvino_session], ids=["onnxruntime", "openvino"])
 def test_one_file_serves_several_image_sizes(
     opened: Callable[[Path], Session], exported: Callable[[str], tuple[Model, Export]]
 ) -> None:

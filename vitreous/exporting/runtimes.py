@@ -15,7 +15,7 @@ from vitreous.exporting.metadata import metadata_of
 from vitreous.exporting.options import KEY, ExportPrecision, OptionalOutput, Target
 from vitreous.exporting.outputs import output_names
 from vitreous.model.protocol import Model
-from vitreous.runtimes.sessions import Session, onnxruntime_session, openvino_session, package
+from vitreous.runtimes.sessions import Session, onnxruntime_session, openvino_core, openvino_session, package
 
 DTYPES: dict[ExportPrecision, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}  # others: float32
 
@@ -89,7 +89,7 @@ def open_session(path: str | os.PathLike[str]) -> Session:
 
 
 def _openvino(path: Path) -> Session:
-    model = package("openvino", "openvino").Core().read_model(path)
+    model = openvino_core().read_model(path)
     return openvino_session(path, json.loads(model.get_rt_info([KEY]).astype(str))["precision"] == "bf16")
 
 

@@ -1,10 +1,12 @@
 """Runs ONNX and OpenVINO files on the CPU."""
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -31,12 +33,22 @@ def onnxruntime_session(path: Path, threads: int = 0) -> Session:
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
 
+@functools.cache
+def openvino_core() -> Any:
+    """Return OpenVINO's device manager, which all models share.
+
+    It must not be deleted: the first compiled model gives its thread a stack for signal handlers, and deleting the
+    manager in another thread frees that stack, so the next signal, such as Ctrl-C, would crash the process.
+    """
+    return package("openvino", "openvino").Core()
+
+
 def openvino_session(path: Path, bf16: bool = False, threads: int = 0) -> Session:
     """Open an ONNX or OpenVINO file in OpenVINO. By default, it uses all cores.
 
     `bf16`: Compute in bfloat16, except for layers that are in int8.
     """
-    core = package("openvino", "openvino").Core()
+    core = openvino_core()
     # Without the hint, OpenVINO computes in bfloat16 where the processor supports it.
     options: dict[str, str | int] = {"INFERENCE_PRECISION_HINT": "bf16" if bf16 else "f32"}
     options |= {"INFERENCE_NUM_THREADS": threads} if threads else {}
@@ -53,5 +65,4 @@ def openvino_session(path: Path, bf16: bool = False, threads: int = 0) -> Sessio
 
 def computes_bf16() -> bool:
     """Return True if OpenVINO is faster in bfloat16 than in float32 on this processor."""
-    core = package("openvino", "openvino").Core()
-    return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in openvino_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
