@@ -51,7 +51,7 @@ class Session:
             arguments = [self.model, other, self.images, self.out, port]
             run = subprocess.run(
                 [sys.executable, str(script), *map(str, arguments)],
-                env=environment, capture_output=True, text=True, timeout=400,
+                env=environment, capture_output=True, text=True, timeout=1500,  # a minute on two idle cores
             )  # fmt: skip
         assert run.returncode == 0, run.stderr[-5000:]
         self.found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
