@@ -116,31 +116,8 @@ def train(
         if config.resume and not resume:
             console.print(f"{config.out} has no checkpoint yet; starting from the beginning")
 
-        dataset = _open_data(config, task_class, opened, here, console)
-        classes = task_class.classes(dataset)
-        pretrained: list[str] = []
-        if config.init == "auto":
-            config, opened, pretrained = open_pretrained(config, dataset, here)
-
-        # The config of a run to resume is complete; fields that an earlier version did not have keep its behaviour.
-        chosen = (
-            Chosen(config, [])
-            if config.resume
-            else choose(config, dataset, here.device.type, here.size, task_class, opened)
-        )
-        chosen = here.gather(chosen)[0]  # the same in all processes
-        config, folder = chosen.config, run_folder.folder_of(chosen.config)
-        if not config.resume:
-            run_folder.check_free(folder)
-        notes = pretrained + chosen.notes
-        outputs = f"{len(classes)} {task_class.outputs[len(classes) != 1]}; " if classes else ""
-        console.print(f"{dataset.name}: {outputs}{dataset.note}")
-        for note in notes:
-            console.print(f"  auto: {note}")
-        if chosen.advice and not pretrained:
-            console.print(f"  {chosen.advice}")
-
-        earlier = task_class.earlier_run(config)
+        config, dataset, opened, notes = _complete(config, task_class, opened, here, console)
+        folder, earlier = run_folder.folder_of(config), task_class.earlier_run(config)
         batch_slices(config, dataset, here)  # raises before the earlier run starts
         if config.resume:
             run_folder.record_command(folder, command, here)
@@ -150,7 +127,7 @@ def train(
             run_folder.create(config, command, here, held)  # now, so that a killed earlier run can be resumed
             held.enter_context(_removed_on_error(folder, here))
         if here.first and (config.allow_data_change or not (folder / run_folder.DATA).exists()):
-            DataRecord.of(dataset, classes).write(folder / run_folder.DATA)
+            DataRecord.of(dataset, task_class.classes(dataset)).write(folder / run_folder.DATA)
         if earlier is not None and not resume:
             with phases("earlier runs"):
                 _finish_earlier(earlier, folder, here, command)
@@ -170,6 +147,31 @@ def train(
                 metrics = summarise(job, folder, console, notes)
             job.trackers.log({"step": job.total_steps, **metrics}, prefix="final_")
         return Run(folder, metrics)
+
+
+def _complete(
+    config: TrainConfig, task: type[Task], init: Checkpoint | None, here: World, console: SafeConsole
+) -> tuple[TrainConfig, DataSet, Checkpoint | None, list[str]]:
+    """Open the data, choose and print the settings that were omitted, and return them with the reasons for them."""
+    dataset = _open_data(config, task, init, here, console)
+    classes = task.classes(dataset)
+    pretrained: list[str] = []
+    if config.init == "auto":
+        config, init, pretrained = open_pretrained(config, dataset, here)
+    # The config of a run to resume is complete; fields that an earlier version did not have keep its behaviour.
+    device, processes = here.device.type, here.size
+    chosen = Chosen(config, []) if config.resume else choose(config, dataset, device, processes, task, init)
+    chosen = here.gather(chosen)[0]  # the same in all processes
+    if not config.resume:
+        run_folder.check_free(run_folder.folder_of(chosen.config))
+    notes = pretrained + chosen.notes
+    outputs = f"{len(classes)} {task.outputs[len(classes) != 1]}; " if classes else ""
+    console.print(f"{dataset.name}: {outputs}{dataset.note}")
+    for note in notes:
+        console.print(f"  auto: {note}")
+    if chosen.advice and not pretrained:
+        console.print(f"  {chosen.advice}")
+    return chosen.config, dataset, init, notes
 
 
 @contextmanager
