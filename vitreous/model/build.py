@@ -119,7 +119,7 @@ def build_swin_block(config: SwinConfig, stage: int, layer: int) -> SwinBlock:
     width, heads, bias, dropout = config.stage_widths[stage], config.stage_heads[stage], config.qkv_bias, config.dropout
     match config.version:
         case SwinV1():
-            table = BiasTable(heads, config.stage_windows[stage], config.interpolation)
+            table = BiasTable(heads, config.stage_windows[stage], config.window_rule)
             attention = WindowSelfAttention(width, heads, table, bias, dropout.attention, dropout.hidden)
         case SwinV2():
             mlp = BiasMlp(heads, config.pretrained_windows[stage])

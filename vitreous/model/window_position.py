@@ -3,6 +3,8 @@
 A table of h x w windows has (2h - 1) x (2w - 1) rows; `windows.pair_offsets` has the row of each pair of tokens.
 """
 
+import itertools
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,8 +12,8 @@ from torch import Tensor, nn
 from vitreous.common.checks import Size
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.init import small_
-from vitreous.model.options import Interpolation
 from vitreous.model.position import PositionEmbedding, resample
+from vitreous.model.swin_config import WindowRule
 from vitreous.model.tokens import Layout
 from vitreous.model.windows import pair_offsets
 
@@ -19,9 +21,9 @@ from vitreous.model.windows import pair_offsets
 class BiasTable(nn.Module):
     """Swin V1: one learned bias per head for each offset (dy, dx) in a window."""
 
-    def __init__(self, num_heads: int, window: Size, interpolation: Interpolation):
+    def __init__(self, num_heads: int, window: Size, rule: WindowRule):
         super().__init__()
-        self.interpolation = interpolation
+        self.rule = rule
         self.table = nn.Parameter(small_(torch.empty(2 * window[0] - 1, 2 * window[1] - 1, num_heads)))
 
     def forward(self, window: Size) -> Float[Tensor, "offsets heads"]:
@@ -32,7 +34,37 @@ class BiasTable(nn.Module):
         self.table = nn.Parameter(table, requires_grad=self.table.requires_grad)
 
     def _at(self, table: Tensor, window: Size) -> Tensor:
-        return resample(table, (2 * window[0] - 1, 2 * window[1] - 1), self.interpolation)
+        sides = (2 * window[0] - 1, 2 * window[1] - 1)
+        return resample_offsets(table, sides) if self.rule == "timm" else resample(table, sides, "huggingface")
+
+
+def resample_offsets(table: Float[Tensor, "h w heads"], sides: Size) -> Float[Tensor, "y x heads"]:
+    """Resample a table of offsets as timm and BEiT do: linearly, with entries that are sparser far from the centre.
+
+    For larger windows, the distances between entries grow geometrically, so that the last ones are at the new edges.
+    For smaller windows, they are about 1, so that the table is cropped.
+    """
+    if table.shape[:2] == sides:
+        return table
+    rows, columns = (_offset_weights(old, new, table) for old, new in zip(table.shape[:2], sides, strict=True))
+    return torch.einsum("yh,xw,hwk->yxk", rows, columns, table.float()).to(table.dtype)
+
+
+def _offset_weights(old: int, new: int, table: Tensor) -> Float[Tensor, "new old"]:
+    """Return the weight of each entry of an axis at each new offset."""
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        reach = (1 - ratio ** (old // 2)) / (1 - ratio)  # 1 + ratio + ratio^2 + ...: the offset of the last entry
+        low, high = (low, ratio) if reach > new // 2 else (ratio, high)
+    reaches = [0.0, *itertools.accumulate(ratio**i for i in range(old // 2))]
+    places = torch.tensor([-reach for reach in reaches[:0:-1]] + reaches, device="cpu")
+    offsets = torch.arange(new, device="cpu") - float(new // 2)
+    right = torch.bucketize(offsets, places).clamp(max=old - 1)
+    left = (right - 1).clamp(min=0)
+    share = ((offsets - places[left]) / (places[right] - places[left]).clamp(min=1e-6)).clamp(0, 1)
+    weights = torch.zeros(new, old, device="cpu").scatter_add(1, left[:, None], 1 - share[:, None])
+    return weights.scatter_add(1, right[:, None], share[:, None]).to(table.device)
 
 
 class BiasMlp(nn.Module):
