@@ -48,13 +48,13 @@ def timm_peer(version: SwinV1 | SwinV2, size: tuple[int, int], window: int = 4) 
     return import_timm().create_model(name, img_size=size, strict_img_size=False, **args)
 
 
-def read_by_timm(theirs: nn.Module, other: nn.Module) -> nn.Module:
-    """Load a model into one for another image size or window, as timm does with a pretrained file."""
+def read_by_timm(state: dict[str, Any], other: nn.Module) -> nn.Module:
+    """Load a file into a model, maybe for another image size or window, as timm does with pretrained files."""
     from timm.models import swin_transformer, swin_transformer_v2
 
     second = isinstance(other, swin_transformer_v2.SwinTransformerV2)
     module = swin_transformer_v2 if second else swin_transformer
-    other.load_state_dict(module.checkpoint_filter_fn(theirs.state_dict(), other), strict=not second)
+    other.load_state_dict(module.checkpoint_filter_fn(state, other), strict=not second)
     return other.eval()
 
 
@@ -93,12 +93,12 @@ def test_timm_models_give_the_same_outputs_in_both_directions(version: SwinV1 | 
     assert dataclasses.replace(ours.config, preprocessing=config.preprocessing) == config
     check_close(ours, theirs, NATIVE)
     for size in (OTHER, (24, 64), (16, 96)):  # the windows of the last stage shrink to 3 x 4 and 2 x 4
-        check_close(ours, read_by_timm(theirs, timm_peer(version, size)), size)
+        check_close(ours, read_by_timm(theirs.state_dict(), timm_peer(version, size)), size)
     if not any(config.pretrained_windows):
         larger = timm_peer(version, (48, 48), 6)
         if isinstance(version, SwinV2):
             larger = timm_peer(SwinV2((4, 4)), (48, 48), 6)
-        check_close(ours.resampled({"window": 6}), read_by_timm(theirs, larger), (48, 48))
+        check_close(ours.resampled({"window": 6}), read_by_timm(theirs.state_dict(), larger), (48, 48))
 
     vitreous.save(ours, tmp_path / "ours", format="timm")
     assert vitreous.load(tmp_path / "ours").config == ours.config
@@ -175,20 +175,15 @@ def test_microsofts_files_contain_the_buffers_of_its_code(version: SwinV1 | Swin
 
 
 @pytest.mark.slow
-def test_timm_reads_microsofts_layout() -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_timm_reads_microsofts_files(version: SwinV1 | SwinV2, tmp_path: Path) -> None:
     """timm's own conversion of Microsoft's files is the reference for their names and the order of merged patches."""
-    model = noisy(timm_peer(SwinV1(), NATIVE))
-    from vitreous.weights.formats.detect_format import format_for
-    from vitreous.weights.formats.mapping import write_table
-
-    config = tiny(SwinV1())
-    ours = build(config)
-    noisy(ours)
-    layout = format_for("microsoft", config)
-    theirs = write_table(layout.table(config), ours.state_dict()) | layout.extra_tensors(config)
-    filtered = import_timm().models.swin_transformer.checkpoint_filter_fn(theirs, model)
-    model.load_state_dict(filtered, strict=True)
-    check_close(ours, model, NATIVE)
+    ours = noisy(build(tiny(version)))
+    vitreous.save(ours, tmp_path / "m.pth", format="microsoft")
+    for size in (NATIVE, (64, 64)):
+        theirs = read_by_timm(torch.load(tmp_path / "m.pth"), timm_peer(version, size))
+        check_close(ours, theirs, size)
+        check_close(vitreous.load(tmp_path / "m.pth", overrides={"window": 4}), theirs, size)
 
 
 def test_a_model_is_refused_where_the_library_has_other_windows(tmp_path: Path) -> None:
