@@ -186,6 +186,8 @@ def perturb(model: nn.Module) -> nn.Module:
         for name, parameter in module.named_parameters(recurse=False):
             if name == "logit_scale":  # some are above the maximum, log(100)
                 nn.init.normal_(parameter, mean=3.5, std=1.0)
+            elif name == "proj":  # of CLIP: [width, embedding]
+                nn.init.normal_(parameter, std=len(parameter) ** -0.5)
             elif name == "weight" and parameter.ndim == 1:
                 nn.init.normal_(parameter, mean=0.8, std=0.3)
             elif name.endswith("weight") and parameter.ndim > 1:
