@@ -32,7 +32,7 @@ from vitreous.model.masked import MaskedAutoencoder, MaskedPatchPrediction, colo
 from vitreous.model.options import Conditional, ResNetStem, Rotary2d, SinCos2d
 from vitreous.model.patch import cut, uncut
 from vitreous.model.presets import PRESETS
-from vitreous.model.swin import Windows, separated_pairs
+from vitreous.model.windows import Windows, separated_pairs
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -44,7 +44,8 @@ def test_no_family_is_missing() -> None:
 
 def test_no_package_asks_for_the_family() -> None:
     """Packages above `weights` use the protocol; formats and builders depend on a family."""
-    families, found = {"ViT", "ViTConfig", "ResNet", "ResNetConfig", "Swin", "SwinConfig"}, []
+    families: set[str] = {"ViT", "ViTConfig", "ResNet", "ResNetConfig", "Swin", "SwinConfig"}
+    found: list[str] = []
     root = Path(vitreous.__file__).parent
     for path in sorted(root.rglob("*.py")):
         if path.relative_to(root).parts[0] in ("model", "weights"):
@@ -55,6 +56,8 @@ def test_no_package_asks_for_the_family() -> None:
                 asked = node.args[1]
             elif isinstance(node, ast.MatchClass):
                 asked = node.cls
+            elif isinstance(node, ast.Attribute) and node.attr == "family":
+                found.append(f"{path.relative_to(root)}:{node.lineno} .family")
             names = {name.id for name in ast.walk(asked) if isinstance(name, ast.Name)} if asked else set()
             found += [f"{path.relative_to(root)}:{node.lineno} {name}" for name in sorted(names & families)]
     assert not found

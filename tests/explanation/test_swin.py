@@ -11,7 +11,8 @@ from torch import Tensor
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, attention_distance, capture, distances
 from vitreous.explanation.rollout_relevance_occlusion import relevance, rollout, rollout_map
 from vitreous.model.build import build
-from vitreous.model.swin import PatchMerging, Swin
+from vitreous.model.swin import Swin
+from vitreous.model.swin_block import PatchMerging
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2
 from vitreous.model.windows import WindowAttention, Windows
 

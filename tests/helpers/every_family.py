@@ -17,7 +17,9 @@ WINDOWS = SwinConfig((36, 28), width=16, depths=(2, 1), stage_heads=(1, 2), wind
 
 
 def group(name: str) -> str:
-    """Return the first word of a preset: its family. Hybrids with stems of different depth are one family."""
+    """Return the family of a preset: its first word. Hybrids with stems of different depth are one family."""
+    if "-rope-" in name:
+        return "ViT-rope"
     return re.sub(r"^R\d*\+", "R+", re.split(r"[-/]", name)[0])
 
 
@@ -36,6 +38,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "DINOv3": small("DINOv3-S+/16"),
     "EVA02": small("EVA02-B/14"),
     "RoPE": small("RoPE-ViT-S/16-mixed-ape"),
+    "ViT-rope": small("ViT-M/16-rope-reg1-gap"),
     "CLIP": small("CLIP-B/32", projection=12),
     "OpenCLIP": small("OpenCLIP-B/32", projection=12),
     "SigLIP": small("SigLIP-B/16"),

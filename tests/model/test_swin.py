@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.build import build
-from vitreous.model.swin import PatchMerging, Swin, SwinBlock
+from vitreous.model.swin import Swin
+from vitreous.model.swin_block import PatchMerging, SwinBlock
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, WindowRule, fit_windows
 from vitreous.model.windows import Windows, join, pair_offsets, split
 from vitreous.training.optimizer_step import learning_rates

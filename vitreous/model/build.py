@@ -16,19 +16,12 @@ from vitreous.model.pooling import AttentionPooling, AveragePooling, ClassTokenP
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.resnet import HybridStem, ResNet
 from vitreous.model.segmenter import MaskTransformer, PyramidFusion, Segmenter
-from vitreous.model.swin import (
-    BiasMlp,
-    BiasTable,
-    CosineSelfAttention,
-    PatchMerging,
-    Stage,
-    Swin,
-    SwinBlock,
-    WindowSelfAttention,
-)
+from vitreous.model.swin import Stage, Swin
+from vitreous.model.swin_block import CosineSelfAttention, PatchMerging, SwinBlock, WindowSelfAttention
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2
 from vitreous.model.tokens import PrefixTokens, UntiedNorm
 from vitreous.model.vit import ViT
+from vitreous.model.window_position import BiasMlp, BiasTable
 
 
 @overload
@@ -126,7 +119,7 @@ def build_swin_block(config: SwinConfig, stage: int, layer: int) -> SwinBlock:
     width, heads, bias, dropout = config.stage_widths[stage], config.stage_heads[stage], config.qkv_bias, config.dropout
     match config.version:
         case SwinV1():
-            table = BiasTable(heads, config.stage_windows[stage], config.interpolation)
+            table = BiasTable(heads, config.stage_windows[stage], config.window_rule)
             attention = WindowSelfAttention(width, heads, table, bias, dropout.attention, dropout.hidden)
         case SwinV2():
             mlp = BiasMlp(heads, config.pretrained_windows[stage])

@@ -17,298 +17,36 @@ b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; t: to
 """
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitreous.common.checks import Size
-from vitreous.kernels import missing
-from vitreous.model.attention import AttentionTerms, SelfAttention
-from vitreous.model.attention_layer import AttentionLayer, AttentionStep, Merge, head_tensors
-from vitreous.model.block import GeluMlp, StochasticDepth
-from vitreous.model.fused_encoder import Kernels, compute_dtype, has_hooks, is_linear
-from vitreous.model.init import small_
+from vitreous.model.attention_layer import AttentionStep
+from vitreous.model.fused_encoder import Kernels
 from vitreous.model.inputs import check_images, check_matches
-from vitreous.model.options import Interpolation
 from vitreous.model.patch import PatchEmbedding
 from vitreous.model.pooling import AveragePooling
-from vitreous.model.position import PositionEmbedding, resample
+from vitreous.model.position import PositionEmbedding
 from vitreous.model.protocol import Model
+from vitreous.model.swin_block import PatchMerging, SwinBlock
 from vitreous.model.swin_config import SwinConfig, SwinV2, WindowRule, fit_windows
+from vitreous.model.swin_layer import SwinLayer, merge_of
 from vitreous.model.tokens import Features, Layout
 from vitreous.model.walk_parts import LayerParts, WalkParts, WindowParts
+from vitreous.model.window_position import WindowPosition
 from vitreous.model.windows import (
     WindowAttention,
     Windows,
     WindowTerms,
-    join,
-    pad,
     pair_offsets,
     separated_pairs,
-    split,
     token_indices,
 )
-
-# ---- Relative positions ----------------------------------------------------------------------------------------------
-
-
-class BiasTable(nn.Module):
-    """Swin V1: one learned bias per head for each offset (dy, dx) in a window."""
-
-    def __init__(self, num_heads: int, window: Size, interpolation: Interpolation):
-        super().__init__()
-        self.interpolation = interpolation
-        self.table = nn.Parameter(small_(torch.empty(2 * window[0] - 1, 2 * window[1] - 1, num_heads)))
-
-    def forward(self, window: Size) -> Float[Tensor, "offsets heads"]:
-        return self._at(self.table, window).flatten(0, 1)
-
-    def resize(self, window: Size, pretrained_window: int = 0) -> None:
-        table = self._at(self.table.detach(), window).clone(memory_format=torch.contiguous_format)
-        self.table = nn.Parameter(table, requires_grad=self.table.requires_grad)
-
-    def _at(self, table: Tensor, window: Size) -> Tensor:
-        return resample(table, (2 * window[0] - 1, 2 * window[1] - 1), self.interpolation)
-
-
-class BiasMlp(nn.Module):
-    """Swin V2: a bias per head, computed by an MLP from the logarithm of the offset (equations 3 and 4)."""
-
-    def __init__(self, num_heads: int, pretrained_window: int = 0, hidden: int = 512):
-        super().__init__()
-        self.pretrained_window = pretrained_window
-        self.up, self.down = nn.Linear(2, hidden), nn.Linear(hidden, num_heads, bias=False)
-
-    def forward(self, window: Size) -> Float[Tensor, "offsets heads"]:
-        weight = self.up.weight
-        offsets = log_offsets(window, self.pretrained_window, weight.device).flatten(0, 1)
-        return 16 * self.down(self.up(offsets.to(weight.dtype)).relu()).sigmoid()
-
-    def resize(self, window: Size, pretrained_window: int = 0) -> None:
-        self.pretrained_window = pretrained_window
-
-
-def log_offsets(window: Size, pretrained_window: int, device: torch.device) -> Float[Tensor, "dy dx 2"]:
-    """Return the log-spaced offsets (dy, dx) in a window. `pretrained_window` is the side of their unit, or 0."""
-    sides = []
-    for side in window:
-        offsets = torch.arange(1 - side, side, device=device, dtype=torch.float32)
-        offsets = 8 * offsets / max((pretrained_window or side) - 1, 1)
-        sides.append(offsets.sign() * (offsets.abs() + 1).log2() / 3)
-    return torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1)
-
-
-class WindowPosition(PositionEmbedding):
-    """Bias in a window, as the position of a model without other windows."""
-
-    def __init__(self, position: BiasTable | BiasMlp):
-        super().__init__()
-        self.position = position
-
-    def attend(self, layout: Layout, device: torch.device) -> AttentionTerms:
-        return AttentionTerms(bias=self.position(layout.grid)[pair_offsets(layout.grid, device)].permute(2, 0, 1))
-
-
-# ---- Blocks ----------------------------------------------------------------------------------------------------------
-
-MASKED = -100.0  # added to the logits of separated tokens, as in the original code
-
-
-def _to_autocast_dtype(x: Tensor) -> Tensor:
-    """Cast to the dtype of autocast before large copies, which then move half the bytes."""
-    return x.to(compute_dtype(x)) if x.dtype == torch.float32 else x
-
-
-class WindowSelfAttention(SelfAttention):
-    """Self-attention in windows [windows, t, d], with a bias for each offset."""
-
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        position: BiasTable | BiasMlp,
-        qkv_bias: bool = True,
-        attention_dropout: float = 0.0,
-        output_dropout: float = 0.0,
-    ):
-        super().__init__(
-            width,
-            num_heads,
-            qkv_bias=qkv_bias,
-            attention_dropout=attention_dropout,
-            output_dropout=output_dropout,
-        )
-        self.position = position
-
-    def bias(self, terms: WindowTerms) -> Float[Tensor, "heads t t"]:
-        return self.position(terms.windows.size)[terms.offsets].permute(2, 0, 1)
-
-    def fused(self, tokens: Float[Tensor, "b n d"], terms: WindowTerms) -> Float[Tensor, "b n d"] | None:
-        """Compute the output for tokens on the grid with a fused kernel, or return None if that is not possible."""
-        dtype = compute_dtype(tokens)
-        if terms.indices is None or self.kernel_obstacle(tokens.device, dtype) or not tokens.shape[0]:
-            return None
-        from vitreous.kernels.window_attention import supports, window_attention
-
-        if not supports(terms.indices.shape[1], self.head_dim):
-            return None
-        bias = self.packed_bias()
-        qkv = F.linear(tokens.to(dtype), self.packed_weight().to(dtype), None if bias is None else bias.to(dtype))
-        gathered = window_attention(qkv, terms.indices, self.bias(terms), terms.separated, self.scale)
-        return self.output_dropout(self.output(gathered))
-
-    def kernel_obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return the reason why `fused` cannot be used, or None."""
-        if type(self) is not WindowSelfAttention:
-            return "cosine attention"
-        if (self.training and self.dropout) or has_hooks(self) or not all(map(is_linear, (self.q, self.k, self.v))):
-            return "dropout of attention weights, hooks, or other linear layers"
-        return missing(device, dtype)
-
-    def logit_scales(self) -> Float[Tensor, "heads 1"]:
-        """Return the factor of each head by which products of queries and keys are multiplied."""
-        return torch.full_like(self.q.weight[: self.num_heads, :1], self.scale)
-
-    def terms(self, terms: WindowTerms, batch: int) -> AttentionTerms:
-        """Compute the bias of all windows of a batch. It is the same in all windows, except those with a mask."""
-        bias = self.bias(terms)
-        if terms.separated is None:
-            return AttentionTerms(bias=bias)
-        masked = torch.where(terms.separated[:, None], bias + MASKED, bias)
-        return AttentionTerms(bias=_to_autocast_dtype(masked).repeat(batch, 1, 1, 1))
-
-
-class CosineSelfAttention(WindowSelfAttention):
-    """Swin V2: the logits are cosines of queries and keys, times a learned factor per head of at most 100."""
-
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        position: BiasTable | BiasMlp,
-        qkv_bias: bool = True,
-        attention_dropout: float = 0.0,
-        output_dropout: float = 0.0,
-    ):
-        super().__init__(width, num_heads, position, qkv_bias, attention_dropout, output_dropout)
-        self.k = nn.Linear(width, width, bias=False)
-        self.scale = 1.0
-        self.logit_scale = nn.Parameter(torch.full((num_heads,), math.log(10)))
-
-    def queries_keys_values(self, tokens: Tensor, terms: AttentionTerms) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().queries_keys_values(tokens, terms)
-        factor = self.logit_scales()[..., None]
-        # Keys of padding are 0, and the default eps is 0 in float16.
-        q, k = (F.normalize(x, dim=-1, eps=1e-6) for x in (q, k))
-        return (q * factor).to(v.dtype), k.to(v.dtype), v
-
-    def logit_scales(self) -> Float[Tensor, "heads 1"]:
-        return self.logit_scale.clamp(max=math.log(100)).exp()[:, None]
-
-
-class SwinBlock(nn.Module):
-    """Attention in windows and an MLP, each with a residual connection and a norm: before it (V1) or after it (V2)."""
-
-    def __init__(
-        self,
-        attention: WindowSelfAttention,
-        mlp: GeluMlp,
-        width: int,
-        norm_eps: float,
-        post_norm: bool,
-        stochastic_depth: float = 0.0,
-    ):
-        super().__init__()
-        self.post_norm = post_norm
-        self.attention_norm, self.attention = nn.LayerNorm(width, norm_eps), attention
-        self.mlp_norm, self.mlp = nn.LayerNorm(width, norm_eps), mlp
-        self.stochastic_depth = StochasticDepth(stochastic_depth)
-        if post_norm:  # blocks start as the identity
-            nn.init.zeros_(self.attention_norm.weight)
-            nn.init.zeros_(self.mlp_norm.weight)
-
-    def forward(self, tokens: Float[Tensor, "b n d"], terms: WindowTerms) -> Float[Tensor, "b n d"]:
-        inputs = self._inputs(tokens)
-        attended = self.attention.fused(inputs, terms)
-        if attended is None:
-            bias = self.attention.terms(terms, tokens.shape[0])
-            attended = join(self.attention(split(_to_autocast_dtype(inputs), terms.windows), bias), terms.windows)
-        return self._add(tokens, attended)
-
-    def with_weights(
-        self, tokens: Float[Tensor, "b n d"], weights: Float[Tensor, "b windows heads t t"], terms: WindowTerms
-    ) -> Float[Tensor, "b n d"]:
-        """Compute the output of `forward` from given attention weights."""
-        inputs, bias = self._windows(tokens, terms)
-        return self._add(tokens, join(self.attention.gather(inputs, weights.flatten(0, 1), bias), terms.windows))
-
-    def attention_weights(
-        self, tokens: Float[Tensor, "b n d"], terms: WindowTerms
-    ) -> Float[Tensor, "b windows heads t t"]:
-        """Return the attention weights that `forward` uses for these tokens."""
-        weights = self.attention.weights(*self._windows(tokens, terms))
-        return weights.reshape(tokens.shape[0], -1, *weights.shape[1:])
-
-    def _windows(self, tokens: Tensor, terms: WindowTerms) -> tuple[Tensor, AttentionTerms]:
-        inputs = _to_autocast_dtype(self._inputs(tokens))
-        return split(inputs, terms.windows), self.attention.terms(terms, tokens.shape[0])
-
-    def _inputs(self, tokens: Tensor) -> Tensor:
-        return tokens if self.post_norm else self.attention_norm(tokens)
-
-    def _add(self, tokens: Tensor, attended: Tensor) -> Tensor:
-        """Add the output of the attention and the MLP to the tokens."""
-        if self.post_norm:
-            tokens = tokens + self.stochastic_depth(self.attention_norm(attended))
-            return tokens + self.stochastic_depth(self.mlp_norm(self.mlp(tokens)))
-        tokens = tokens + self.stochastic_depth(attended)
-        return tokens + self.stochastic_depth(self.mlp(self.mlp_norm(tokens)))
-
-
-def squares(tokens: Float[Tensor, "b n d"], grid: Size) -> Float[Tensor, "b m 4 d"]:
-    """Group each 2 x 2 patches, column by column, with zeros beyond the edge."""
-    (b, _, d), (gh, gw) = tokens.shape, grid
-    rows, columns = -(-gh // 2), -(-gw // 2)
-    x = pad(tokens.reshape(b, gh, gw, d), (gh % 2, gw % 2))
-    return x.reshape(b, rows, 2, columns, 2, d).permute(0, 1, 3, 4, 2, 5).reshape(b, rows * columns, 4, d)
-
-
-class PatchMerging(nn.Module):
-    """Concatenates the tokens of each 2 x 2 patches and projects them to twice the width. V2 normalises after it."""
-
-    def __init__(self, width: int, norm_eps: float, post_norm: bool):
-        super().__init__()
-        self.post_norm = post_norm
-        self.norm = nn.LayerNorm(2 * width if post_norm else 4 * width, norm_eps)
-        self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
-
-    def forward(self, tokens: Float[Tensor, "b n d"], grid: Size) -> tuple[Float[Tensor, "b m e"], Size]:
-        x = squares(tokens, grid).flatten(2)
-        x = self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
-        return x, (-(-grid[0] // 2), -(-grid[1] // 2))
-
-    def parts(self, tokens: Float[Tensor, "b n d"], grid: Size) -> Float[Tensor, "b m 4 e"]:
-        """Return what each of the four patches adds to the output. The sum of the parts is the output."""
-        x = squares(tokens, grid)
-        x = x if self.post_norm else self.norm(x.flatten(2)).view_as(x)
-        parts = torch.einsum("bmpd,epd->bmpe", x, self.reduction.weight.view(self.reduction.out_features, 4, -1))
-        if not self.post_norm:
-            return parts
-        # The norm of V2 is linear once the standard deviation of the sum is known.
-        std = (parts.sum(dim=2, keepdim=True).var(dim=-1, keepdim=True, correction=0) + self.norm.eps).sqrt()
-        return (parts - parts.mean(dim=-1, keepdim=True)) / std * self.norm.weight + self.norm.bias / 4
-
-    def token_tensors(self, tokens: Float[Tensor, "b n d"], grid: Size, index: Int[Tensor, "1"]) -> dict[str, Tensor]:
-        """Return the tokens that are merged into one, and its value between the norm and the projection."""
-        x = squares(tokens, grid).index_select(1, index)
-        between = self.reduction(x.flatten(2)) if self.post_norm else self.norm(x.flatten(2))
-        return {"merge_tokens": x[0, 0], "merge_between": between[0, 0]}
 
 
 class Stage(nn.Module):
@@ -350,73 +88,6 @@ class Stage(nn.Module):
         if self.recompute and self.training:
             return checkpoint(block, tokens, terms[number % 2], use_reentrant=False)
         return block(tokens, terms[number % 2])
-
-
-# ---- Model -----------------------------------------------------------------------------------------------------------
-
-
-class SwinLayer(AttentionLayer):
-    """A block with its windows, for explanations. Rows exclude padding."""
-
-    def __init__(self, block: SwinBlock, terms: WindowTerms, merge: Merge | None):
-        self.block, self.terms, self.merge = block, terms, merge
-        self.layout = Layout(0, terms.windows.grid)
-        neighbours = terms.windows.neighbours().to(terms.offsets.device)
-        self.keys, self.padding = neighbours.clamp_min(0), neighbours < 0
-        if terms.windows.counts == (1, 1) and terms.windows.padding == (0, 0):  # one window, with all tokens in order
-            self.keys = None
-
-    @property
-    def index_tensors(self) -> Sequence[Tensor]:
-        merge = () if self.merge is None else (self.merge.keys, self.merge.weights)
-        found = (self.keys, self.padding, self.terms.offsets, self.terms.separated, *merge)
-        return [tensor for tensor in found if tensor is not None]
-
-    def weights(self, tokens: Float[Tensor, "b n d"], queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
-        return self.rows(self.block.attention_weights(tokens, self.terms))[:, :, queries]
-
-    def explicit_step(
-        self, tokens: Float[Tensor, "b n d"]
-    ) -> tuple[Float[Tensor, "b windows heads t t"], Float[Tensor, "b n d"]]:
-        weights = self.block.attention_weights(tokens, self.terms)
-        return weights, self.block.with_weights(tokens, weights, self.terms)
-
-    def token_tensors(self, tokens: Float[Tensor, "b n d"], index: Int[Tensor, "1"]) -> dict[str, Tensor]:
-        block, windows, own = self.block, self.terms.windows, tokens.index_select(1, index)
-        attention, t = block.attention, math.prod(windows.size)
-        members = windows.neighbours().to(tokens.device).index_select(0, index)[0]
-        padded = F.pad(block._inputs(tokens), (0, 0, 0, 1))  # the last token is that of the padding
-        inputs = padded.index_select(1, torch.where(members < 0, tokens.shape[1], members))
-        query, keys, values = (x[0] for x in attention.queries_keys_values(inputs, AttentionTerms()))
-        places = torch.arange(t, device=tokens.device, dtype=torch.float64).expand(math.prod(windows.counts), t)
-        place = join(places[..., None], windows)[0, :, 0].long().index_select(0, index)
-        scale = attention.logit_scales()
-        query = query.index_select(1, place)[:, 0] * (attention.scale / scale)
-        added = {"bias": attention.bias(self.terms).index_select(1, place)[:, 0]}
-        if self.terms.separated is not None:
-            separated = join(self.terms.separated.double(), windows)[0].index_select(0, index)
-            added["mask"] = (separated * MASKED).to(query.dtype).expand(len(query), t)
-        heads = head_tensors(query, keys, values, scale, **added)
-        attended = attention_output = attention.project(heads["mixed"][None, :, None])
-        if block.post_norm:
-            attended = block.attention_norm(attention_output)
-        middle = own + attended
-        mlp_input = middle if block.post_norm else block.mlp_norm(middle)
-        hidden = block.mlp.hidden(mlp_input)
-        mlp = mlp_output = block.mlp.down(hidden)
-        if block.post_norm:
-            mlp = block.mlp_norm(mlp_output)
-            norms = {"attention_output": attention_output, "mlp_output": mlp_output}
-        else:
-            norms = {"normed": block.attention_norm(own), "middle_normed": mlp_input}
-        vectors = {"before": own, "attended": attended, "middle": middle, "hidden": hidden, "mlp": mlp}
-        vectors |= {"output": middle + mlp, **norms}
-        return heads | {"tokens": members.to(query.dtype)} | {name: vector[0, 0] for name, vector in vectors.items()}
-
-    def rows(self, weights: Float[Tensor, "b windows heads t t"]) -> Float[Tensor, "b heads n t"]:
-        b, _, heads, t, _ = weights.shape
-        joined = join(weights.transpose(2, 3).flatten(3).flatten(0, 1), self.terms.windows)
-        return joined.reshape(b, -1, heads, t).transpose(1, 2).masked_fill(self.padding, 0)
 
 
 class Step(NamedTuple):
@@ -535,7 +206,7 @@ class Swin(Model):
         places, grid = self._places, (0, 0)
         for step in self.walk(images):
             stage, number = places[step.layer]
-            merge = None if number or stage.merge is None else self._merge(stage.merge, grid, step.before.device)
+            merge = None if number or stage.merge is None else merge_of(stage.merge, grid, step.before.device)
             grid = step.terms.windows.grid
             yield AttentionStep(SwinLayer(cast(SwinBlock, stage.blocks[number]), step.terms, merge), *step[2:4])
 
@@ -634,20 +305,6 @@ class Swin(Model):
             stage.window = self.config.window
             for block in stage.blocks:
                 cast(SwinBlock, block).attention.position.resize(window, units[number])
-
-    def _merge(self, module: PatchMerging, grid: Size, device: torch.device) -> Merge:
-        numbers = torch.arange(1, 1 + math.prod(grid), device=device).double()[None, :, None]
-        numbers = squares(numbers, grid)[0, ..., 0].long()
-        inside = (numbers > 0).float()  # the others are beyond the edge
-        weights = inside / inside.sum(dim=1, keepdim=True)
-        return Merge(
-            merged=lambda tokens: module(tokens, grid)[0],
-            parts=lambda tokens: module.parts(tokens, grid),
-            token_tensors=lambda tokens, index: module.token_tensors(tokens, grid, index),
-            layout=Layout(0, grid),
-            keys=(numbers - 1).clamp_min(0),
-            weights=weights,
-        )
 
     @property
     def _stages(self) -> list[Stage]:

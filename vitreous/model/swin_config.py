@@ -29,7 +29,7 @@ from vitreous.model.base_config import (
     check_output,
 )
 from vitreous.model.calibration import Calibration
-from vitreous.model.options import IMAGENET, Dropout, Interpolation, OutputConfig, Preprocessing, SingleLabel
+from vitreous.model.options import IMAGENET, Dropout, OutputConfig, Preprocessing, SingleLabel
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,6 @@ class SwinConfig(ModelConfig):
         """For each stage, `SwinV2.pretrained_windows`, or 0."""
         windows = self.version.pretrained_windows if isinstance(self.version, SwinV2) else ()
         return windows or (0,) * len(self.depths)
-
-    @property
-    def interpolation(self) -> Interpolation:
-        """How a table of relative positions is resampled for windows of another size."""
-        return "timm" if self.window_rule == "timm" else "huggingface"
 
     @property
     def summary(self) -> str:

@@ -14,7 +14,8 @@ from live_server import Live
 from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.model.build import build
 from vitreous.model.options import Conditional
-from vitreous.model.swin import PatchMerging, Swin
+from vitreous.model.swin import Swin
+from vitreous.model.swin_block import PatchMerging
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, SwinVersion, WindowRule
 from vitreous.model.vit import ViT
 from vitreous.model.windows import Windows

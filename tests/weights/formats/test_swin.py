@@ -17,7 +17,10 @@ from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, WindowRule
 from vitreous.weights.convert import UnsupportedByFormat, convert
 from vitreous.weights.io.errors import BadCheckpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore::vitreous.weights.formats.base.AssumptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::vitreous.weights.formats.base.AssumptionWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:timm.layers.interpolate"),
+]
 VERSIONS = (SwinV1(), SwinV2())
 NATIVE, OTHER = (32, 32), (44, 60)  # the grids of 11 x 15 and 6 x 8 patches are not multiples of the window
 
@@ -36,12 +39,23 @@ def tiny(version: SwinV1 | SwinV2, rule: WindowRule = "microsoft", **fields: Any
     return dataclasses.replace(config, **fields)
 
 
-def timm_peer(version: SwinV1 | SwinV2, size: tuple[int, int]) -> nn.Module:
+def timm_peer(version: SwinV1 | SwinV2, size: tuple[int, int], window: int = 4) -> nn.Module:
     name = "swin_tiny_patch4_window7_224" if isinstance(version, SwinV1) else "swinv2_tiny_window8_256"
-    args: dict[str, Any] = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4, "num_classes": 5}
+    args: dict[str, Any] = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5}
+    args["window_size"] = window
     if isinstance(version, SwinV2) and version.pretrained_windows:
         args["pretrained_window_sizes"] = version.pretrained_windows
     return import_timm().create_model(name, img_size=size, strict_img_size=False, **args)
+
+
+def read_by_timm(state: dict[str, Any], other: nn.Module) -> nn.Module:
+    """Load a file into a model, maybe for another image size or window, as timm does with pretrained files."""
+    from timm.models import swin_transformer, swin_transformer_v2
+
+    second = isinstance(other, swin_transformer_v2.SwinTransformerV2)
+    module = swin_transformer_v2 if second else swin_transformer
+    other.load_state_dict(module.checkpoint_filter_fn(state, other), strict=not second)
+    return other.eval()
 
 
 def torchvision_peer(version: SwinV1 | SwinV2) -> nn.Module:
@@ -78,9 +92,13 @@ def test_timm_models_give_the_same_outputs_in_both_directions(version: SwinV1 | 
     ours = vitreous.load(tmp_path / "theirs.pth", overrides=given)
     assert dataclasses.replace(ours.config, preprocessing=config.preprocessing) == config
     check_close(ours, theirs, NATIVE)
-    other = timm_peer(version, OTHER).eval()
-    other.load_state_dict(theirs.state_dict())
-    check_close(ours, other, OTHER)
+    for size in (OTHER, (24, 64), (16, 96)):  # the windows of the last stage shrink to 3 x 4 and 2 x 4
+        check_close(ours, read_by_timm(theirs.state_dict(), timm_peer(version, size)), size)
+    if not any(config.pretrained_windows):
+        larger = timm_peer(version, (48, 48), 6)
+        if isinstance(version, SwinV2):
+            larger = timm_peer(SwinV2((4, 4)), (48, 48), 6)
+        check_close(ours.resampled({"window": 6}), read_by_timm(theirs.state_dict(), larger), (48, 48))
 
     vitreous.save(ours, tmp_path / "ours", format="timm")
     assert vitreous.load(tmp_path / "ours").config == ours.config
@@ -157,20 +175,15 @@ def test_microsofts_files_contain_the_buffers_of_its_code(version: SwinV1 | Swin
 
 
 @pytest.mark.slow
-def test_timm_reads_microsofts_layout() -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_timm_reads_microsofts_files(version: SwinV1 | SwinV2, tmp_path: Path) -> None:
     """timm's own conversion of Microsoft's files is the reference for their names and the order of merged patches."""
-    model = noisy(timm_peer(SwinV1(), NATIVE))
-    from vitreous.weights.formats.detect_format import format_for
-    from vitreous.weights.formats.mapping import write_table
-
-    config = tiny(SwinV1())
-    ours = build(config)
-    noisy(ours)
-    layout = format_for("microsoft", config)
-    theirs = write_table(layout.table(config), ours.state_dict()) | layout.extra_tensors(config)
-    filtered = import_timm().models.swin_transformer.checkpoint_filter_fn(theirs, model)
-    model.load_state_dict(filtered, strict=True)
-    check_close(ours, model, NATIVE)
+    ours = noisy(build(tiny(version)))
+    vitreous.save(ours, tmp_path / "m.pth", format="microsoft")
+    for size in (NATIVE, (64, 64)):
+        theirs = read_by_timm(torch.load(tmp_path / "m.pth"), timm_peer(version, size))
+        check_close(ours, theirs, size)
+        check_close(vitreous.load(tmp_path / "m.pth", overrides={"window": 4}), theirs, size)
 
 
 def test_a_model_is_refused_where_the_library_has_other_windows(tmp_path: Path) -> None:
@@ -184,6 +197,28 @@ def test_a_model_is_refused_where_the_library_has_other_windows(tmp_path: Path) 
         vitreous.save(padded, tmp_path / "a.pth", format="torchvision")
     with pytest.raises(UnsupportedByFormat, match="family"):
         vitreous.save(padded, tmp_path / "a.npz", format="google")
+
+
+def test_tables_that_timm_cannot_read_are_refused(tmp_path: Path) -> None:
+    ours = build(tiny(SwinV1(), "timm", image_size=(24, 64)))  # windows of 3 x 4 in stage 1
+    with pytest.raises(UnsupportedByFormat, match="square windows"):
+        vitreous.save(ours, tmp_path / "a", format="timm")
+    shrunk = noisy(build(tiny(SwinV1(), "timm", image_size=(24, 24))))
+    vitreous.save(shrunk, tmp_path / "b", format="timm")
+    theirs = import_timm().create_model(f"local-dir:{tmp_path / 'b'}", pretrained=True).eval()
+    check_close(shrunk, theirs, (24, 24))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_sizes_that_timm_rounds_down_are_refused(version: SwinV1 | SwinV2, tmp_path: Path) -> None:
+    """timm fits windows to 3 x 3 patches, but merges 7 x 7 into 4 x 4 patches."""
+    ours = build(tiny(version, "timm", image_size=(28, 28)))
+    with pytest.raises(UnsupportedByFormat, match="stage 1"):
+        vitreous.save(ours, tmp_path / "a", format="timm")
+    vitreous.save(ours, tmp_path / "a", format="timm", lossy=True)
+    with pytest.raises(BadCheckpoint, match="stage 1"):
+        vitreous.load(tmp_path / "a")
+    assert vitreous.load(tmp_path / "a", image_size=32).config.image_size == (32, 32)
 
 
 def test_models_with_a_window_size_per_stage_are_refused(tmp_path: Path) -> None:

@@ -235,6 +235,35 @@ def test_known_model_type_with_unknown_names_is_an_unknown_format(tmp_path: Path
         vitreous.load(tmp_path)
 
 
+# timm architectures of other families, and their names in the error for bare tensors.
+OTHER_FAMILIES = {
+    "coatnet_nano_rw_224": "CoAtNet",
+    "convnext_atto": "ConvNeXt",
+    "focalnet_tiny_srf": "FocalNet",
+    "hiera_tiny_224": "Hiera",
+    "maxvit_nano_rw_256": "MaxViT",
+    "mixer_s32_224": "MLP-Mixer",
+    "mvitv2_tiny": "MViT",
+    "naflexvit_base_patch16_siglip": "NaFlexVit",
+    "pit_ti_224": "PiT",
+    "pvt_v2_b0": "PVT",
+    "swinv2_cr_tiny_224": "swinv2_cr",
+    "tnt_s_patch16_224": "TNT",
+    "xcit_nano_12_p8_224": "XCiT",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+def test_other_families_of_timm_are_rejected_by_name(name: str, tmp_path: Path) -> None:
+    timm = import_timm()
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    torch.save({key: torch.zeros(x.shape, dtype=x.dtype) for key, x in model.state_dict().items()}, tmp_path / "m.pth")
+    with pytest.raises(BadCheckpoint, match=f"unsupported model: .*{OTHER_FAMILIES[name]}.*would need"):
+        vitreous.load(tmp_path / "m.pth")
+
+
 @pytest.mark.slow
 def test_resnet_is_rejected_by_name(tmp_path: Path) -> None:
     timm = import_timm()

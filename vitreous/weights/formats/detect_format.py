@@ -216,7 +216,7 @@ def summary(names: list[str], prefix: str = "") -> tuple[str, ...]:
 # ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 PROJECTION = "embeddings.patch_embeddings.projection.weight"
-# Unsupported models, by patterns of their tensor names. They are transformers models unless stated otherwise.
+# Unsupported models, by patterns of their tensor names in transformers or timm.
 UNSUPPORTED = {
     r"(^|\.)(visual\.)?layer1\.0\.conv3\.weight$": "a ResNet, or CLIP with a ResNet (would need attention pooling)",
     r"(^|\.)(visual\.)?attn_pool(_contrastive)?\.ln_[qk]\.weight$": "CoCa (would need pooling with many queries)",
@@ -225,16 +225,28 @@ UNSUPPORTED = {
     r"(^|\.)embeddings\.time_embeddings$|\.temporal_attention\.": "TimeSformer",
     r"(^|\.)embeddings\.text_embeddings\.": "ViLT",
     r"(^|\.)embeddings\.position_embeddings\.weight$": "EoMT, or another model with positions in an embedding layer",
-    r"(^|\.)stages\.0\.blocks\.0\.attn\.meta_mlp\.": "timm's swinv2_cr, another implementation of Swin V2",
+    r"(^|\.)stages\.0\.blocks\.0\.attn\.meta_mlp\.": "timm's swinv2_cr (would need its MLP of positions)",
     r"(^|\.)layer\.\d+\.attention\.attention\.[qv]_bias$": "VideoMAE",
     r"(^|\.)layer\.\d+\.attention\.projection_layer\.": "InternVL's vision tower",
     r"(^|\.)layer\.\d+\.lambda_1$": "BEiT or Data2Vec (would need a position bias per layer)",
+    r"(^|\.)blocks\.\d+\.attn_in\.": "TNT (would need a Transformer inside each patch)",
     r"(^|\.)stages\.\d+\.blocks\.\d+\.attn_grid\.": "MaxViT (would need convolutions and attention on grids)",
-    r"(^|\.)stages\.\d+\.layers\.\d+\.modulation\.": "FocalNet",
-    r"(^|\.)stages\.\d+\.layers\.\d+\.(dwconv|depthwise_conv)\.": "ConvNeXt",
-    r"(^|\.)stages\.\d+\.layers\.\d+\.attn\.qkv\.": "Hiera",
-    r"(^|\.)stages\.\d+\.layers\.\d+\.attention\.attention\.convolution_projection": "CvT",
+    r"(^|\.)stages\.\d+\.blocks\.\d+\.conv2_kxk\.": "CoAtNet (would need convolutional stages)",
+    r"(^|\.)(stages|layers)\.\d+\.(layers|blocks)\.\d+\.modulation\.": "FocalNet (would need focal modulation)",
+    r"(^|\.)stages\.\d+\.(layers\.\d+\.(dwconv|depthwise_conv)|blocks\.\d+\.conv_dw)\.": (
+        "ConvNeXt or EdgeNeXt (would need their convolutional blocks)"
+    ),
+    r"(^|\.)stages\.\d+\.layers\.\d+\.attn\.qkv\.|(^|\.)blocks\.\d+\.proj\.weight$": (
+        "Hiera (would need attention in units of masked patches, and pooling of queries)"
+    ),
+    r"(^|\.)stages\.\d+\.blocks\.\d+\.attn\.pool_[qkv]\.": "MViT (would need pooling of queries and keys)",
+    r"(^|\.)stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.": "PVT (would need convolutions in the MLP)",
+    r"(^|\.)stages\.\d+\.layers\.\d+\.attention\.attention\.convolution_projection": "CvT (would need convolutions)",
     r"(^|\.)encoder\.patch_embeddings\.\d+\.": "SegFormer, PVT, GLPN or PoolFormer",
+    r"(^|\.)cls_attn_blocks\.\d+\.": "XCiT (would need attention between channels)",
+    r"(^|\.)transformers\.\d+\.pool\.conv\.": "PiT (would need pooling between stages)",
+    r"(^|\.)blocks\.\d+\.mlp_(tokens|channels)\.": "an MLP-Mixer (would need a family without attention)",
+    r"^embeds\.proj\.weight$": "timm's NaFlexVit (would need a grid for each image)",
     r"(^|\.)embeddings\.projection\.weight$": "ViTDet",
     r"(^|\.)layer1\.0\.conv1\.weight$": "a ResNet",
 }

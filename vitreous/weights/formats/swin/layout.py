@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vitreous.common.checks import Size, as_size
-from vitreous.model.swin import log_offsets
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, WindowRule, fit_windows
+from vitreous.model.window_position import log_offsets
 from vitreous.model.windows import Windows, pair_offsets, separated_pairs
 from vitreous.weights.formats.base import ConfigBuilder, Format, StateDict
 from vitreous.weights.formats.mapping import Conversion, Row, concat, packed_rows, reshape, row, rows

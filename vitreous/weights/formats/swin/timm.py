@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.model.options import IMAGENET
-from vitreous.model.swin_config import SwinConfig, SwinV2
+from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, fit_windows
 from vitreous.weights.formats.base import ConfigBuilder, StateDict
 from vitreous.weights.formats.swin.layout import SwinLayout, stated
 from vitreous.weights.formats.swin.microsoft import QKV
@@ -57,6 +57,17 @@ class TimmSwin(SwinLayout):
             fraction = 0.9 if min(fields["image_size"]) <= 256 else 1.0
             how = dataclasses.replace(IMAGENET, crop_fraction=fraction, geometry="timm")
             builder.assume_preprocessing("timm default for Swin", how)
+        if image_size is None and (lines := _rounding(SwinConfig(**fields | dict(builder.overrides)))):
+            raise BadCheckpoint(f"{state.path}: {lines[0]}; pass an image_size that is a multiple of the stride")
+
+    def unsupported(self, config: SwinConfig) -> list[str]:
+        lines = super().unsupported(config)
+        if isinstance(config.version, SwinV1) and any(height != width for height, width in config.stage_windows):
+            lines.append(f"timm can only read tables of square windows, got {config.stage_windows}")
+        return lines
+
+    def differences(self, config: SwinConfig, folder: bool = False) -> list[str]:
+        return super().differences(config, folder) + _rounding(config)
 
     def minor_differences(self, config: SwinConfig) -> list[str]:
         theirs = timm_preprocessing(config)
@@ -67,6 +78,18 @@ class TimmSwin(SwinLayout):
         super().write(tensors, config, path)
         if path.is_dir():
             (path / "config.json").write_text(json.dumps(timm_swin_config(config), indent=2) + "\n", encoding="utf-8")
+
+
+def _rounding(config: SwinConfig) -> list[str]:
+    """Describe what differs at an image size that is not divided by the stride, because timm rounds grids down."""
+    (height, width), (ph, pw) = config.image_size, config.patch_size
+    if height % ph or width % pw:
+        return [f"images of {height} x {width} pixels are padded to whole patches in Vitreous, but cropped in timm"]
+    for stage, (gh, gw) in enumerate(config.stage_grids):
+        lower = (height // ph >> stage, width // pw >> stage)
+        if fit_windows(lower, config.window, "timm") != fit_windows((gh, gw), config.window, "timm"):
+            return [f"timm fits the windows of stage {stage} to {lower[0]} x {lower[1]} patches instead of {gh} x {gw}"]
+    return []
 
 
 def timm_swin_config(config: SwinConfig) -> dict[str, Any]:
