@@ -22,7 +22,7 @@ function drawPredictions({ layout, motion, colours, context, write }, prediction
     if (grown === 0) return;
     const y = top + place * line;
     context.globalAlpha = grown;
-    write(clip(context, label, width * 0.36), left, y + line / 2, { size: 13, colour: colours.ink, weight: place ? "" : "600" });
+    write(label, left, y + line / 2, { size: 13, colour: colours.ink, weight: place ? "" : "600", room: width * 0.36 });
     drawBar(context, { x: left + width * 0.38, y: y + line * 0.3, w: width * 0.5, h: line * 0.42 }, probability * grown, colours);
     write(percent(probability * grown), bench.x + bench.w, y + line / 2, { size: 13, colour: colours.ink, align: "right" });
   });
@@ -36,11 +36,4 @@ function drawMask({ context, data, layout: { image }, motion }) {
   context.imageSmoothingEnabled = false;
   const box = [seen.left, seen.top, seen.width, seen.height].map((side) => side * scale);
   context.drawImage(pixels, ...box, image.x, image.y, image.w, image.h);
-}
-
-/** Shortens words to a width. */
-function clip(context, words, width) {
-  let text = words;
-  while (text.length > 1 && context.measureText(text).width > width) text = text.slice(0, -1);
-  return text === words ? words : `${text.slice(0, -1)}…`;
 }

@@ -50,7 +50,7 @@ export function drawRanking(stage) {
     if (moved < 1) return;
     const left = to.x + side + 14;
     const track = { x: left, y: to.y + side * 0.56, w: bench.x + bench.w - left - 70, h: side * 0.24 };
-    write(data.keys.name(token), left, to.y + side * 0.26, { size: 12, colour: colours.ink });
+    write(data.keys.name(token), left, to.y + side * 0.26, { size: 12, colour: colours.ink, room: track.w });
     drawBar(context, track, weights[token] / weights[top[0]], colours);
     const style = { size: layout.narrow ? 12 : 14, colour: colours.ink, align: "right", weight: "600" };
     write(percent(weights[token]), bench.x + bench.w - 4, to.y + side * 0.62, style);

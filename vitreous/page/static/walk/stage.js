@@ -89,12 +89,13 @@ export class Stage {
     return at === now ? ease(this.motion, from, to) : Number(at < now);
   }
 
-  write = (words, x, y, { size = 12, colour = this.colours.soft, align = "left", weight = "", mono = false } = {}) => {
+  /** Writes words, shortened to `room` pixels. */
+  write = (words, x, y, { size = 12, colour = this.colours.soft, align = "left", weight = "", mono = false, room = Infinity } = {}) => {
     const { context } = this;
     context.font = `${weight} ${size}px ${mono ? MONO : this.colours.font}`;
     context.fillStyle = colour;
     context.textAlign = align;
-    context.fillText(words, x, y);
+    context.fillText(clip(context, words, room), x, y);
   };
 
   /** Returns the picture of a row of numbers. Rows without a key change from frame to frame. */
@@ -126,4 +127,11 @@ export class Stage {
     }
     return hit;
   }
+}
+
+/** Shortens words to a width. */
+function clip(context, words, width) {
+  let text = words;
+  while (text.length > 1 && context.measureText(text).width > width) text = text.slice(0, -1);
+  return text === words ? words : `${text.slice(0, -1)}…`;
 }
