@@ -12,19 +12,15 @@ export function drawAnswer(stage) {
 }
 
 function drawPredictions({ layout, motion, colours, context, write }, predictions) {
-  const { bench } = layout;
-  const [row] = layout.boxes.answer;
-  const line = Math.min(38, bench.h / 9);
-  const top = Math.min(row.y + row.h + 40, bench.y + bench.h - line * predictions.length);
-  const [left, width] = [bench.x + 44, bench.w - 44];
   predictions.forEach(({ label, probability }, place) => {
     const grown = ease(motion, 0.4 + place * 0.06, 0.7 + place * 0.06);
     if (grown === 0) return;
-    const y = top + place * line;
+    const { x, y, w, h } = layout.predictions[place];
+    const style = { size: Math.min(13, h * 0.8), colour: colours.ink };
     context.globalAlpha = grown;
-    write(label, left, y + line / 2, { size: 13, colour: colours.ink, weight: place ? "" : "600", room: width * 0.36 });
-    drawBar(context, { x: left + width * 0.38, y: y + line * 0.3, w: width * 0.5, h: line * 0.42 }, probability * grown, colours);
-    write(percent(probability * grown), bench.x + bench.w, y + line / 2, { size: 13, colour: colours.ink, align: "right" });
+    write(label, x, y + h / 2, { ...style, weight: place ? "" : "600", room: w * 0.36 });
+    drawBar(context, { x: x + w * 0.38, y: y + h * 0.3, w: w * 0.46, h: h * 0.42 }, probability * grown, colours);
+    write(percent(probability * grown), x + w, y + h / 2, { ...style, align: "right" });
   });
 }
 

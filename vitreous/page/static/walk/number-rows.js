@@ -94,11 +94,11 @@ export function drawRow(stage, row, box, { alpha = 1, reveal = 1, label = alpha,
   const crowded = (name === "mix" && row.key !== "mixed") || name === "merge"; // no room between the rows
   const tight = narrow && ["mix", "merge"].includes(name);
   let used = 0; // by the symbol, in the line above the row
-  if (!tight) used = drawFormula(context, row.symbol, box.x, box.y - 11, 15) + 10;
+  if (!tight) used = drawFormula(context, row.symbol, box.x, box.y - (narrow ? 9 : 11), narrow ? 13 : 15) + 10;
   else if (row.size === "head") drawFormula(context, row.symbol, box.x + box.w + 8, box.y + box.h / 2, 13);
   const words = row.others ? t("walk-others", { count: row.others }) : (row.note ?? t("walk-numbers", { count: row.values.length }));
   if (!tight && (!narrow || row.size === "head")) {
-    stage.write(words, box.x + box.w, box.y - 11, { size: 11, align: "right", room: box.w - used });
+    stage.write(words, box.x + box.w, box.y - (narrow ? 9 : 11), { size: 11, align: "right", room: box.w - used });
   }
   if (row.op) {
     context.globalAlpha = alpha * label * operator;

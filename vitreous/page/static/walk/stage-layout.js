@@ -33,6 +33,7 @@ export class StageLayout {
     this.prefixWidth = this.#prefixWidth();
     this.boxes = Object.fromEntries(Object.entries(data.scenes).map(([name, rows]) => [name, this.#stack(rows)]));
     this.boxes.pixels[0].y = bench.y + bench.h * (narrow ? 0.78 : 0.8); // below the enlarged patch
+    this.predictions = this.#predictionBoxes();
     this.compared = this.#stack(Array(4).fill(data.scenes.scores[0])); // query, key, product, and a line for their sum
     for (const name of COMPARING) this.boxes[name] = [this.compared[0]];
   }
@@ -40,7 +41,9 @@ export class StageLayout {
   /** Stacks rows in the bench. The boxes leave room for labels above. */
   #stack(rows) {
     const { bench, narrow } = this;
-    const heights = rows.map(({ size }) => (narrow ? 14 : 24) * (size === "tall" ? 2.6 : 1));
+    const parts = rows.map(({ size }) => (size === "tall" ? 2.6 : 1));
+    const thickness = narrow ? Math.min(14, (bench.h * 0.4) / parts.reduce((sum, part) => sum + part, 0)) : 24;
+    const heights = parts.map((part) => thickness * part);
     const gap = Math.min((bench.h - heights.reduce((sum, h) => sum + h, 0)) / Math.max(rows.length, 1), narrow ? 36 : 54);
     let y = bench.y + (bench.h - heights.reduce((sum, h) => sum + h + gap, 0)) / 2 + gap * 0.7;
     return rows.map(({ size }, index) => {
@@ -49,6 +52,17 @@ export class StageLayout {
       y += heights[index] + gap;
       return box;
     });
+  }
+
+  /** Boxes of the predictions, below the row of the last step, which moves up to make room for them. */
+  #predictionBoxes() {
+    const { bench, narrow } = this;
+    const [row] = this.boxes.answer;
+    const count = this.data.mask ? 0 : (this.data.shown.predictions?.length ?? 0);
+    const gap = narrow ? 14 : 34;
+    const h = Math.min(38, (bench.h - row.h - 18 - gap) / Math.max(count, 1));
+    row.y = bench.y + (bench.h - row.h - 18 - (count ? gap + h * count : 0)) / 2 + 18; // with its label
+    return Array.from({ length: count }, (_, at) => ({ x: row.x, y: row.y + row.h + gap + h * at, w: row.w, h }));
   }
 
   #towerBox() {
