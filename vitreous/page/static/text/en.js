@@ -142,7 +142,7 @@ export const en = {
   "walk-speed": "Speed", "walk-timeline": "Time", "walk-numbers-title": "Numbers in this step", "walk-numbers": "{count} numbers",
   "walk-others": "{count} other tokens", "walk-sequence": "{count} tokens", "walk-tower": "this patch after each layer, from bottom to top",
   "walk-bars-scores": "scores, up to ±{most}", "walk-bars-weights": "weights, up to {most}", "walk-choose": "Click to follow this patch",
-  "walk-window-tokens": "{count} tokens of the window", "walk-padding": "padding", "walk-region": "rows {top}–{bottom}, columns {left}–{right}",
+  "walk-window-tokens": "{count} tokens of the window", "walk-padding": "padding", "walk-region": "rows {rows}, columns {columns}",
   "between-sentences": " ",
   "walk-patches": "The image is cut into patches",
   "walk-patches-text": "{rows} × {columns} = {patches} patches of {width} × {height} pixels. We follow the patch in row {row}, column {column}. Click another one to follow it.",

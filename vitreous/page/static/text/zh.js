@@ -142,7 +142,7 @@ export const zh = {
   "walk-speed": "速度", "walk-timeline": "时间轴", "walk-numbers-title": "这一步的数值", "walk-numbers": "{count} 个数",
   "walk-others": "其余 {count} 个词元", "walk-sequence": "{count} 个词元", "walk-tower": "该图像块经过每一层之后（自下而上）",
   "walk-bars-scores": "得分，最大 ±{most}", "walk-bars-weights": "权重，最大 {most}", "walk-choose": "点击即可跟随这个图像块",
-  "walk-window-tokens": "窗口内的 {count} 个词元", "walk-padding": "填充", "walk-region": "第 {top}–{bottom} 行、第 {left}–{right} 列",
+  "walk-window-tokens": "窗口内的 {count} 个词元", "walk-padding": "填充", "walk-region": "第 {rows} 行、第 {columns} 列",
   "between-sentences": "",
   "walk-patches": "把图像切成图像块",
   "walk-patches-text": "{rows} × {columns} = {patches} 个图像块，每块 {width} × {height} 像素。我们跟随第 {row} 行第 {column} 列的图像块；点击其他图像块可以改为跟随它。",
