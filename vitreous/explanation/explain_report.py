@@ -11,11 +11,12 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
+from vitreous.common.checks import Size
 from vitreous.explanation import draw
 from vitreous.explanation.attention_and_logit_lens import distances
 from vitreous.explanation.draw import Canvas
 from vitreous.explanation.methods import MAPS, MapName
-from vitreous.explanation.pca_and_similarity import FilterComponents, filter_images
+from vitreous.explanation.pca_and_similarity import FilterComponents, PositionSimilarity, filter_images
 from vitreous.explanation.result import Explanation
 from vitreous.explanation.rollout_relevance_occlusion import Faithfulness
 from vitreous.model.base_config import ModelConfig
@@ -79,7 +80,7 @@ def draw_figures(
     if result.head_maps is not None:
         write("heads", _heads(result, result.head_maps, config))
     if result.position is not None and result.position.values is not None:
-        write("position", _positions(result.position.values.numpy(), result.position.text))
+        write("position", _positions(result.position, result.position.values.numpy(), config.map_grid))
     if result.filters is not None:
         write("filters", _filters(result.filters))
     if can_draw():
@@ -88,7 +89,7 @@ def draw_figures(
         if result.distance is not None:
             uniform = float(distances(config.map_grid, config.map_stride).mean())
             found["distance"] = [_distance_chart(folder / "distance.png", result.layers, result.distance, uniform)]
-        if result.lens:
+        if _has_lens(result):
             found["lens"] = [_lens_chart(folder / "lens.png", result)]
     return found
 
@@ -206,7 +207,7 @@ def _heads(result: Explanation, maps: np.ndarray, config: ModelConfig) -> Drawn:
     return "Attention heads", caption, draw.sheet(tiles, tile, rows, columns)
 
 
-def _positions(values: np.ndarray, text: str) -> Drawn:
+def _positions(position: PositionSimilarity, values: np.ndarray, grid: Size) -> Drawn:
     gh, gw = values.shape[:2]
     rows, columns = (
         np.unique(np.linspace(0, side - 1, min(side, MOST_POSITIONS)).round().astype(int)) for side in (gh, gw)
@@ -214,12 +215,17 @@ def _positions(values: np.ndarray, text: str) -> Drawn:
     most = np.abs(values).max()
     tiles = [[paint(values[y, x] / max(most, 1e-12) / 2 + 0.5, signed()) for x in columns] for y in rows]
     some = f" Only some of the {gh} x {gw} positions are shown." if (len(rows), len(columns)) != (gh, gw) else ""
+    text = (
+        position.text
+        if (gh, gw) == grid
+        else f"{position.text} The positions are those of a window of the first layer."
+    )
     caption = (
         f"{text} Each tile compares one position with all positions, as in Figure 7 (centre) of the paper. Red is "
         f"positive, blue is negative, and the strongest colour corresponds to {most:.2f}.{some}"
     )
     tile = draw.tile_for((gh, gw), 860 // max(len(rows), len(columns)))
-    return "Position similarity", caption, draw.sheet(tiles, tile, gap=4)
+    return "Position similarity" if position.bounded else "Position bias", caption, draw.sheet(tiles, tile, gap=4)
 
 
 def _filters(filters: FilterComponents) -> Drawn:
@@ -265,7 +271,7 @@ def _distance_chart(path: Path, layers: list[int], pixels: np.ndarray, uniform: 
         plain(axes, x="layer", y="mean attention distance (pixels)")
         axes.axhline(uniform, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(
-            "uniform attention", (1, uniform), (-4, 3), xycoords=("axes fraction", "data"),
+            "uniform attention to all patches", (1, uniform), (-4, 3), xycoords=("axes fraction", "data"),
             textcoords="offset points", color=GREY, fontsize=8, ha="right", va="bottom",
         )  # fmt: skip
         numbers = [layer + 1 for layer in layers]
@@ -296,6 +302,8 @@ def _lens_chart(path: Path, result: Explanation) -> Figure:
         "Logit lens: the final norm and head are applied to the tokens after each layer. The head was trained on the "
         "last layer only, so predictions of early layers are rough."
     )
+    if len(result.lens) < len(result.layers):
+        caption += " Layers before the last merging of patches are missing, because their tokens have another width."
     return Figure(path, "Prediction after each layer", caption, "chart")
 
 
@@ -380,8 +388,13 @@ def _verdict(test: Faithfulness, random: Faithfulness) -> str:
     return ("worse than random", "mixed", "better than random")[better]
 
 
+def _has_lens(result: Explanation) -> bool:
+    """True if there is more to show than the prediction after the last layer, the only one that some Swins can read."""
+    return len(result.lens) > 1 or len(result.lens) == len(result.layers) > 0
+
+
 def _lens(result: Explanation, figures: Figures) -> list[Html]:
-    if not result.lens:
+    if not _has_lens(result):
         return []
     rows = [
         (str(row.layer + 1), name(row.label), f"{row.probability:.1%}", f"{row.of_target:.1%}") for row in result.lens

@@ -208,7 +208,7 @@ class SwinConfig(ModelConfig):
                     f"{grid[0]} x {grid[1]} tokens in windows of {window[0]} x {window[1]}, "
                     f"width {width}, depth {depth}, {heads} heads",
                 )
-                for stage, (grid, window, depth, width, heads) in enumerate(rows)
+                for stage, (grid, window, depth, width, heads) in enumerate(rows, 1)
             ),
             ("parts", f"{self.version}, windows as in {self.window_rule}"),
             ("numerics", f"LayerNorm eps {self.norm_eps:g}"),

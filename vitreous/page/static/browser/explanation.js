@@ -3,12 +3,13 @@
 //
 // n: patches; p: prefix tokens; t = p + n: all tokens; m: keys of a token; d: width.
 
+import { CoveredImages } from "./covered-images.js";
 import { LayerGrid } from "../results/token-matrices.js";
-import { descending, generator, principal, quantile, roundEven, sigmoid, softmax } from "./numbers.js";
+import { descending, generator, principal, quantile, sigmoid, softmax } from "./numbers.js";
+import { rolledOut } from "./rollout.js";
 
 const [TOP, TOP_OF_A_LAYER] = [5, 3]; // classes
 const PER_HEAD = ["query", "keys", "values", "scale", "products", "bias", "mask", "weights"];
-const STEPS = 16; // of a faithfulness test
 
 export class Explanation {
   /** `image` is the input of the model, `outputs` its outputs. */
@@ -19,6 +20,7 @@ export class Explanation {
     this.facts = model.facts;
     this.prefix = this.facts.tokens.prefix.length;
     this.layers = layersOf(this.facts, model.keys);
+    this.covered = new CoveredImages(this.facts, image, async (other) => this.#probabilities(this.#logits(await model.run(other))));
     this.maps = new Map(); // promises of the maps that tests need
     this.random = new Map(); // curves of a random order, by class
   }
@@ -128,55 +130,9 @@ export class Explanation {
 
   /** Attention multiplied through the layers up to `last` (default: all). `fusion` combines heads; `discard` is the fraction of weights to drop. */
   rollout(fusion = "mean", discard = 0, last = null) {
-    let row = Float64Array.from(this.outputs.pooling.data);
-    for (let layer = this.facts.depth - 1; layer >= 0; layer--) {
-      if (layer <= (last ?? this.facts.depth - 1)) row = this.#rolledOut(row, layer, fusion, discard);
-      row = this.#unmerged(row, layer);
-    }
+    const weights = this.layers.map((_, layer) => this.attention(layer));
+    const row = rolledOut(Float64Array.from(this.outputs.pooling.data), this.layers, weights, fusion, discard, last ?? this.facts.depth - 1);
     return this.#map("rollout", row.subarray(this.prefix));
-  }
-
-  /** Multiplies a row by the attention of a layer and its residual connection. */
-  #rolledOut(row, layer, fusion, discard) {
-    const { t, m, keys } = this.layers[layer];
-    const gathered = new Float64Array(t);
-    for (let query = 0; query < t; query++) {
-      if (row[query] === 0) continue;
-      const fused = this.#fuse(layer, query, fusion, discard);
-      for (let at = 0; at < m; at++) gathered[keys ? keys[query * m + at] : at] += row[query] * fused[at];
-    }
-    return row.map((value, at) => (value + gathered[at]) / 2);
-  }
-
-  /** Divides the value of each token equally among the tokens that were merged into it before the layer. */
-  #unmerged(row, layer) {
-    const before = this.layers[layer - 1];
-    const { grid, stride } = this.layers[layer];
-    if (!before || before.stride.every((side, axis) => side === stride[axis])) return row;
-    const [down, across] = [0, 1].map((axis) => stride[axis] / before.stride[axis]);
-    const merged = Array.from({ length: before.t }, (_, at) => {
-      const [y, x] = [Math.floor(at / before.grid[1]), at % before.grid[1]];
-      return Math.floor(y / down) * grid[1] + Math.floor(x / across);
-    });
-    const counts = new Float64Array(row.length);
-    for (const token of merged) counts[token] += 1;
-    return Float64Array.from(merged, (token) => row[token] / counts[token]);
-  }
-
-  /** Reduces the attention of a query over heads and normalises it. */
-  #fuse(layer, query, fusion, discard) {
-    const { heads, t, m } = this.layers[layer];
-    const weights = this.attention(layer);
-    const combine = { mean: (a, b) => a + b / heads, max: Math.max, min: Math.min }[fusion];
-    const fused = new Float64Array(m).fill(fusion === "min" ? Infinity : 0);
-    for (let head = 0; head < heads; head++) {
-      const start = (head * t + query) * m;
-      for (let key = 0; key < m; key++) fused[key] = combine(fused[key], weights[start + key]);
-    }
-    const lost = Math.trunc(discard * m);
-    if (lost) for (const key of descending(fused).slice(m - lost)) fused[key] = 0;
-    const total = fused.reduce((sum, value) => sum + value, 0);
-    return total > 0 ? fused.map((value) => value / total) : fused.fill(1 / m);
   }
 
   /** The first three principal components of the patch features as red, green and blue. */
@@ -218,86 +174,14 @@ export class Explanation {
 
   /** Predictions after filling some patches with the mean colour. */
   async masked(patches, classes) {
-    const chosen = new Set(patches);
-    const probabilities = await this.#covered(this.#ofPatches((patch) => chosen.has(patch)), this.#meanColour());
+    const probabilities = await this.covered.masked(patches);
     const entries = classes.map((index) => [index, probabilities[index]]);
     return { predictions: this.#top(probabilities, TOP), probabilities: Object.fromEntries(entries) };
   }
 
-  /** Returns the probabilities for a copy of the image in which `fill` replaces the pixels where `isCovered`. */
-  async #covered(isCovered, fill) {
-    const { channels, image_size: size } = this.facts;
-    const [h, w] = size;
-    const image = Float32Array.from(this.image);
-    for (let y = 0; y < h; y++) {
-      for (let x = 0; x < w; x++) {
-        if (isCovered(y, x)) for (let c = 0; c < channels; c++) image[(c * h + y) * w + x] = fill[(c * h + y) * w + x];
-      }
-    }
-    return this.#probabilities(this.#logits(await this.model.run(image)));
-  }
-
-  #ofPatches(chosen) {
-    const { grid, patch_size: patch } = this.facts;
-    const covered = Array.from({ length: grid[0] * grid[1] }, (_, index) => chosen(index));
-    return (y, x) => covered[Math.floor(y / patch[0]) * grid[1] + Math.floor(x / patch[1])];
-  }
-
-  #meanColour() {
-    const size = this.image.length / this.facts.channels;
-    const fill = new Float32Array(this.image.length);
-    for (let c = 0; c < this.facts.channels; c++) {
-      const plane = this.image.subarray(c * size, (c + 1) * size);
-      fill.fill(plane.reduce((sum, value) => sum + value / size, 0), c * size, (c + 1) * size);
-    }
-    return fill;
-  }
-
-  /** Drop in the probability of a class when a region is covered. Regions do not overlap. */
+  /** Drop in the probability of a class when a region is covered. */
   async occlusion(target, check) {
     return this.#map("occlusion", await this.#importance("occlusion", target, check), target);
-  }
-
-  async #occlude(target, check) {
-    const { grid, patch_size: patch, image_size: size } = this.facts;
-    const window = [0, 1].map((axis) => patch[axis] * Math.max(roundEven(grid[axis] / 7), 1));
-    const starts = [0, 1].map((axis) => {
-      const last = Math.max(size[axis] - window[axis], 0);
-      const list = [];
-      for (let at = 0; at < last; at += window[axis]) list.push(at);
-      return [...list, last];
-    });
-    const fill = this.#meanColour();
-    const before = this.#probabilities(this.#logits())[target];
-    const [h, w] = size;
-    const [total, times] = [new Float64Array(h * w), new Float64Array(h * w)];
-    for (const top of starts[0]) {
-      for (const left of starts[1]) {
-        check();
-        const inside = (y, x) => y >= top && y < top + window[0] && x >= left && x < left + window[1];
-        const drop = before - (await this.#covered(inside, fill))[target];
-        for (let y = top; y < Math.min(top + window[0], h); y++) {
-          for (let x = left; x < Math.min(left + window[1], w); x++) {
-            total[y * w + x] += drop;
-            times[y * w + x] += 1;
-          }
-        }
-      }
-    }
-    return this.#asPatches((y, x) => total[y * w + x] / times[y * w + x]);
-  }
-
-  /** Averages pixel values over each patch. The border is repeated in incomplete patches. */
-  #asPatches(value) {
-    const { grid, patch_size: patch, image_size: size } = this.facts;
-    return Float64Array.from({ length: grid[0] * grid[1] }, (_, index) => {
-      const [top, left] = [Math.floor(index / grid[1]) * patch[0], (index % grid[1]) * patch[1]];
-      let sum = 0;
-      for (let y = top; y < top + patch[0]; y++) {
-        for (let x = left; x < left + patch[1]; x++) sum += value(Math.min(y, size[0] - 1), Math.min(x, size[1] - 1));
-      }
-      return sum / (patch[0] * patch[1]);
-    });
   }
 
   // ---- Faithfulness --------------------------------------------------------------------------------------------------
@@ -319,7 +203,7 @@ export class Explanation {
     if (!this.maps.has(key)) {
       const made = {
         relevance: () => this.model.relevance(this.image, target),
-        occlusion: () => this.#occlude(target, check),
+        occlusion: () => this.covered.occlusion(target, this.#probabilities(this.#logits())[target], check),
         rollout: async () => this.rollout().values,
         attention: async () => this.#lastAttention(),
       }[method]();
@@ -331,10 +215,10 @@ export class Explanation {
 
   /** Deletion and insertion curves of a map, compared with one random order. */
   async faithfulness(method, target, check) {
-    const found = await this.#curves(target, await this.#importance(method, target, check), check);
+    const found = await this.covered.curves(target, await this.#importance(method, target, check), check);
     const random = generator(0);
     const order = Float64Array.from({ length: this.facts.grid[0] * this.facts.grid[1] }, random);
-    if (!this.random.has(target)) this.random.set(target, await this.#curves(target, order, check));
+    if (!this.random.has(target)) this.random.set(target, await this.covered.curves(target, order, check));
     const { deletion, insertion } = this.random.get(target);
     return {
       method,
@@ -342,56 +226,6 @@ export class Explanation {
       ...found,
       random: { deletion, insertion },
     };
-  }
-
-  async #curves(target, importance, check) {
-    const count = importance.length;
-    const steps = Math.min(STEPS, count);
-    const numbers = Array.from({ length: steps + 1 }, (_, step) => roundEven((count * step) / steps));
-    const shares = numbers.map((number) => number / count);
-    const rank = new Uint32Array(count);
-    descending(importance).forEach((patch, place) => (rank[patch] = place));
-    const curve = async (fill, isCovered) => {
-      const values = [];
-      for (const number of numbers) {
-        check();
-        const covered = this.#ofPatches((patch) => isCovered(rank[patch], number));
-        values.push((await this.#covered(covered, fill))[target]);
-      }
-      return { auc: area(shares, values), curve: values };
-    };
-    const deletion = await curve(this.#meanColour(), (place, number) => place < number);
-    const insertion = await curve(this.#blurred(), (place, number) => place >= number);
-    return { shares, deletion, insertion };
-  }
-
-  /** The image after a Gaussian blur with repeated borders. */
-  #blurred() {
-    if (this.blurred) return this.blurred;
-    const { channels, image_size: size, patch_size: patch } = this.facts;
-    const sigma = Math.max(...patch) / 2 + Math.max(...size) / 20;
-    const reach = Math.max(roundEven(3 * sigma), 1);
-    const kernel = Float64Array.from({ length: 2 * reach + 1 }, (_, at) => Math.exp(-0.5 * ((at - reach) / sigma) ** 2));
-    const total = kernel.reduce((sum, weight) => sum + weight, 0);
-    const [h, w] = size;
-    const pass = (from, length, step) => {
-      const to = new Float32Array(from.length);
-      for (let at = 0; at < from.length; at++) {
-        const place = Math.floor(at / step) % length;
-        const start = at - place * step;
-        let sum = 0;
-        for (let k = -reach; k <= reach; k++) {
-          sum += kernel[k + reach] * from[start + Math.min(Math.max(place + k, 0), length - 1) * step];
-        }
-        to[at] = sum / total;
-      }
-      return to;
-    };
-    const plane = (c) => this.image.subarray(c * h * w, (c + 1) * h * w);
-    const planes = Array.from({ length: channels }, (_, c) => pass(pass(plane(c), w, 1), h, w));
-    this.blurred = new Float32Array(this.image.length);
-    planes.forEach((each, c) => this.blurred.set(each, c * h * w));
-    return this.blurred;
   }
 
   // ---- The walk ------------------------------------------------------------------------------------------------------
@@ -431,10 +265,4 @@ function layersOf({ layers, tokens, grid: map, patch_size: patch }, keys) {
     featuresAt += t * width;
     return found;
   });
-}
-
-function area(x, y) {
-  let sum = 0;
-  for (let at = 1; at < x.length; at++) sum += ((x[at] - x[at - 1]) * (y[at] + y[at - 1])) / 2;
-  return sum;
 }

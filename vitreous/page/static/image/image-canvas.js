@@ -161,7 +161,8 @@ export class ImageCanvas {
 
   #grid([left, top, width, height]) {
     const [gh, gw] = this.shown.grid;
-    const faint = Math.min(1, Math.min(width / gw, height / gh) / (12 * this.ratio)); // thinner grid lines for many patches
+    const cell = Math.min(width / gw, height / gh) / this.ratio;
+    const faint = Math.min(Math.max(cell - 4, 0) / 8, 1); // thinner grid lines for many patches
     for (const { colour, shift } of [
       { colour: `rgb(0 0 0 / ${0.28 * faint})`, shift: 1 },
       { colour: `rgb(255 255 255 / ${0.34 * faint})`, shift: 0 },

@@ -45,8 +45,13 @@ export class PositionSimilarity {
 
   translate() {
     this.drawn = null;
-    this.about.textContent = t(FIXED.includes(this.model.position) ? "position-hint-fixed" : "position-hint");
-    this.canvas.setAttribute("aria-label", t("position-label"));
+    this.about.textContent = t(FIXED.includes(this.model.position) ? "position-hint-fixed" : this.#words("position-hint"));
+    this.canvas.setAttribute("aria-label", t(this.#words("position-label")));
+  }
+
+  /** Returns the key of a text. Relative biases are not cosines. */
+  #words(key) {
+    return this.model.walk?.positions.includes("bias") ? `${key}-bias` : key;
   }
 
   #row(index) {
@@ -108,7 +113,7 @@ export class PositionSimilarity {
     [this.one.width, this.one.height] = [gw, gh];
     this.one.getContext("2d").putImageData(pixels, 0, 0);
     const [row, column] = [Math.floor(index / gw), index % gw];
-    this.words.textContent = t("position-one", {
+    this.words.textContent = t(this.#words("position-one"), {
       row: row + 1,
       column: column + 1,
       low: short(range.low),

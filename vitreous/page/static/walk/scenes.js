@@ -12,7 +12,7 @@ const TOP = 5; // tokens whose values are shown one by one
  * Returns {step name: rows}. A row is {key, symbol, values, scale, op, size, enter, note}.
  *
  * op: the operation that leads to the row. size: "full", "head" (shorter) or "tall" (several lines of numbers).
- * enter: when it appears, in fractions of the step. token: the token that it comes from. region: the patches that it
+ * enter: when it appears, in fractions of the step. channels: true if its values are red, green and blue pixels. token: the token that it comes from. region: the patches that it
  * comes from.
  */
 export function scenesOf(data) {
@@ -33,7 +33,8 @@ export function scenesOf(data) {
   const small = (key, symbol, values, scale, more = {}) => row(key, symbol, values, scale, { size: "head", ...more });
   const z = (index) => `z_{${index}}`;
 
-  const pixels = row("pixels", "x_p", get("pixels"), scaleOf(get("pixels")), { enter: [0.3, 0.9], channels: true });
+  const channels = !model.walk.hybrid && get("pixels").length === 3 * model.walk.patch[0] * model.walk.patch[1]; // red, green, blue
+  const pixels = row("pixels", "x_p", get("pixels"), scaleOf(get("pixels")), { enter: [0.3, 0.9], channels });
   const projected = row("projected", "x_p E", get("projected"), early, { enter: [0.35, 0.85] });
   const first = row("z-0", z(0), state(0), early);
   const merged = row("merged", `z^m_{${layer}}`, before, stream);

@@ -61,9 +61,16 @@ export function equationOf(name, model, layer) {
   return found.replace(EQUATIONS.scores, scoreSymbol(model));
 }
 
-// Seconds at normal speed: motion, then time to read.
-const SECONDS = { patches: 4, pixels: 5, projection: 5, layers: 4, merge: 6, window: 6, scores: 7, mask: 5, softmax: 5, mix: 6, heads: 5, answer: 5 };
-const USUAL = 4;
+// Every step in its order, with its seconds at normal speed: motion, then time to read.
+const SECONDS = {
+  ...{ patches: 4, pixels: 5, projection: 5, norm: 4, prefix: 4, position: 4, layers: 4, merge: 6, window: 6 },
+  ...{ query: 4, scores: 7, bias: 4, mask: 5, softmax: 5, mix: 6, heads: 5, residual: 4 },
+  ...{ mlp: 4, output: 4, conditional: 4, repeat: 4, answer: 5 },
+};
+export const ORDER = Object.keys(SECONDS);
+
+/** Steps that compare the query with one token. */
+export const COMPARING = ["scores", "bias", "mask"];
 
 /** Returns the steps for a model: {name, texts, seconds}. `texts` are the keys of the explanation. */
 export function stepsOf(model, { layer, convolved = false, masked = false, padded = false }) {
@@ -99,7 +106,7 @@ export function stepsOf(model, { layer, convolved = false, masked = false, padde
   return steps.map(([name, ...texts]) => ({
     name,
     texts: texts.filter(Boolean).map((text) => `walk-${text}-text`),
-    seconds: SECONDS[name] ?? USUAL,
+    seconds: SECONDS[name],
   }));
 }
 

@@ -68,7 +68,8 @@ export class TokenRow {
   nameOf(index) {
     const { row, column, rows, columns } = this.boxOf(index);
     if (rows * columns === 1) return t("patch", { row: row + 1, column: column + 1 });
-    return t("walk-region", { top: row + 1, bottom: row + rows, left: column + 1, right: column + columns });
+    const range = (from, count) => (count > 1 ? `${from + 1}–${from + count}` : from + 1);
+    return t("walk-region", { rows: range(row, rows), columns: range(column, columns) });
   }
 }
 

@@ -10,7 +10,7 @@ import { showWhile } from "../widgets/status-line.js";
 import { short, t } from "../text/translate.js";
 import { isConvolved, scenesOf } from "./scenes.js";
 import { Stage } from "./stage.js";
-import { at, equationOf, scoreSymbol, startOf, stepsOf, valuesOf } from "./steps.js";
+import { at, COMPARING, equationOf, scoreSymbol, startOf, stepsOf, valuesOf } from "./steps.js";
 import { layerOf, rowsOf, TokenRow } from "./tokens.js";
 
 const SPEEDS = [0.5, 1, 2, 4];
@@ -325,7 +325,7 @@ export class Walk {
   #list(name) {
     const { tensors, scenes, model } = this.data;
     const rows = scenes[name].map(({ symbol, values, note }) => [symbol, values, note]);
-    if (["scores", "bias", "mask"].includes(name)) rows.push([scoreSymbol(model), tensors.products.data]);
+    if (COMPARING.includes(name)) rows.push([scoreSymbol(model), tensors.products.data]);
     if (["bias", "mask"].includes(name)) rows.push(["B", tensors.bias.data]);
     if (name === "mask") rows.push(["mask", tensors.mask.data]);
     if (["softmax", "mix"].includes(name)) rows.push(["A", tensors.weights.data]);
