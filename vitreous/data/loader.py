@@ -234,14 +234,14 @@ class StreamLoader:
         repeats = reader.augmentation.repeats if reader.augmentation is not None else 1
         requests = schedule(len(reader.source), reader.seed, self.batch_slice, repeats, start, stop)
         pinned = self.device.type == "cuda"  # for asynchronous copies
-        in_workers = self.workers or pinned
-        read = _loader(reader, requests, self.workers, pinned) if in_workers else self._read_in_thread(requests)
-        return (batch.to(self.device) for batch in read)
+        if not self.workers and not pinned:
+            return self._read_in_thread(requests)
+        return (batch.to(self.device) for batch in _loader(reader, requests, self.workers, pinned))
 
     def _read_in_thread(self, requests: Iterable[Request]) -> Iterator[Batch]:
         with thread_pool(1) as pool:
             for request in requests:
-                yield pool.submit(self.reader.__getitem__, request).result()
+                yield pool.submit(self.reader.__getitem__, request).result().to(self.device)
 
 
 class EvalLoader:
