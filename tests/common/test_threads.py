@@ -1,10 +1,12 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
-from vitreous.common.threads import spin_briefly
+from vitreous.common.threads import in_threads, spin_briefly, thread_pool
 
 PROGRAM = """
 import os, sys
@@ -27,3 +29,21 @@ def test_user_setting_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     spin_briefly()
     assert os.environ["GOMP_SPINCOUNT"] == "7"
+
+
+def test_torch_uses_one_thread_in_a_pool_and_all_elsewhere() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with thread_pool(2) as pool, ThreadPoolExecutor(1) as other:
+            assert {pool.submit(torch.get_num_threads).result() for _ in range(4)} == {1}
+            assert torch.get_num_threads() == other.submit(torch.get_num_threads).result() == 3
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_results_keep_their_order_and_errors_are_raised() -> None:
+    assert list(in_threads(lambda x: 10 / x, [1, 2, 5], 2)) == [10, 5, 2]
+    with pytest.raises(ZeroDivisionError):
+        list(in_threads(lambda x: 10 / x, [1, 0, 5], 2))

@@ -21,19 +21,26 @@ from vitreous.weights.load import save
 TINY = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2}
 
 
-def sample_images(count: int, side: int, name: str = "pictures") -> DataSet:
-    """Return a data set of `count` black images that share memory."""
+def sample_images(count: int, side: int, name: str = "pictures", validation: int | None = None) -> DataSet:
+    """Return a data set of `count` black images that share memory. By default, they are also the validation images."""
     images = np.broadcast_to(np.zeros((side, side, 3), dtype=np.uint8), (count, side, side, 3))
     source = ArraySource(images, np.zeros(count), ("cat", "dog"), name)
     source.mask_classes = ("ground", "cat", "dog")
-    return DataSet(name, source, source, None, "")
+    val = source if validation is None else ArraySource(images[:validation], np.zeros(validation), source.classes, name)
+    return DataSet(name, source, val, None, "")
 
 
 def chosen(
-    count: int = 100, side: int = 64, device: str = "cpu", processes: int | None = None, **fields: Any
+    count: int = 100,
+    side: int = 64,
+    device: str = "cpu",
+    processes: int | None = None,
+    validation: int | None = None,
+    **fields: Any,
 ) -> Chosen:
     config = TrainConfig(**{"data": "pictures", "out": Path("run"), **fields})
-    return choose(config, sample_images(count, side), device, *(() if processes is None else (processes,)))
+    data = sample_images(count, side, validation=validation)
+    return choose(config, data, device, *(() if processes is None else (processes,)))
 
 
 def build_model(config: TrainConfig, data: DataSet) -> Model:

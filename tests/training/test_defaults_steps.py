@@ -15,6 +15,7 @@ from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.cost import cost
 from vitreous.model.options import LinearDecoder
 from vitreous.model.presets import configure
+from vitreous.tasks.classify import Classify
 from vitreous.training import Augment, Optim, TrainConfig
 from vitreous.training.defaults import choose, fitting_batch, free_folder
 from vitreous.weights.load import describe
@@ -28,7 +29,7 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_choice_is_noted_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    notes = chosen(40, 120, out=None).notes
+    notes = chosen(40, 120, validation=8, out=None).notes
     given = [note.split(" (")[0] for note in notes if not note.startswith("overrides")]
     assert given == [
         "model = ViT-Ti/16", "image_size = 128", "batch_size = 16", "augmentation = TrivialAugment, for 40 images",
@@ -190,10 +191,27 @@ def test_epochs_depend_on_the_number_of_steps_and_the_device(
 def test_evaluations_are_25_steps_apart_unless_that_leaves_fewer_than_ten(
     per_epoch: int, given: dict[str, Any], every: int | None
 ) -> None:
-    found = chosen(10 * per_epoch + 9, batch_size=10, **given)
+    found = chosen(10 * per_epoch + 9, batch_size=10, validation=1, **given)
     assert found.config.evaluate_every == every
-    noted = f"evaluate_every = {every} ({per_epoch} step{'s' if per_epoch > 1 else ''} per epoch)"
-    assert (noted in found.notes) == (every not in (None, 1))
+    noted = f"evaluate_every = {every} ({per_epoch} step{'s' if per_epoch > 1 else ''} per epoch"
+    assert any(note.startswith(noted) for note in found.notes) == (every not in (None, 1))
+
+
+@pytest.mark.parametrize(
+    ("validation", "epochs", "every"),
+    [(60, 100, None), (61, 100, 2), (250, 100, 5), (250, 30, 3), (250, 19, None), (1000, 300, 17), (1000, 100, 10)],
+    ids=str,
+)
+def test_evaluations_take_a_fiftieth_of_the_steps_unless_that_leaves_fewer_than_ten(
+    validation: int, epochs: float, every: int | None
+) -> None:
+    found = chosen(1000, batch_size=10, validation=validation, epochs=epochs)
+    assert found.config.evaluate_every == every
+
+
+def test_evaluations_are_compared_with_all_images_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Classify, "step_images", classmethod(lambda cls, config: 2))
+    assert chosen(1000, batch_size=10, validation=120, epochs=100).config.evaluate_every is None
 
 
 # ---- The learning rate -----------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ The command line imports this module before torch, so that the settings take eff
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Barrier
 from typing import TypeVar
 
 from rich.progress import track
@@ -37,16 +39,28 @@ def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> 
 
     Image decoders and torch release the GIL, so threads are as fast as processes.
     """
+    with thread_pool(threads) as pool:
+        yield from pool.map(function, items)
+
+
+@contextmanager
+def thread_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool of threads in which torch does not start more threads, because they already use all cores."""
     import torch
 
-    before = torch.get_num_threads()
-    # These threads already use all cores, so torch must not start more threads inside each of them.
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    def prepare() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # applies the number, which the default would replace in the first operation otherwise
+        started.wait()
+
+    before, started = torch.get_num_threads(), Barrier(threads)
+    pool = ThreadPoolExecutor(threads, initializer=prepare)
     try:
-        yield from pool.map(function, items)
+        list(pool.map(int, range(threads)))  # starts all threads, which wait for each other
+        torch.set_num_threads(before)  # a call in any thread also changes the default for new threads
+        yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)  # a call in any thread also changes the default for new threads
 
 
 def map_in_threads(function: Callable[[S], T], items: Sequence[S], title: str) -> Iterator[T]:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitreous.common.checks import Size
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import one_line
-from vitreous.common.threads import in_threads
+from vitreous.common.threads import in_threads, thread_pool
 from vitreous.data.augment.config import Augmentation
 from vitreous.data.image.crop import crop_mask, fit, fit_mask, random_resized_crop
 from vitreous.data.image.decoding import UnreadableImage
@@ -220,7 +220,11 @@ def with_targets(batches: Iterable[Batch], source: Source) -> Iterator[Batch]:
 
 
 class StreamLoader:
-    """Reads and prefetches batches in worker processes."""
+    """Reads and prefetches batches in worker processes.
+
+    Without workers on a CPU, a thread reads them. There, torch does not wake its other threads for each image, which
+    takes longer than to crop a small image.
+    """
 
     def __init__(self, reader: Reader, batch_slice: BatchSlice, workers: int, device: torch.device):
         self.reader, self.batch_slice, self.workers, self.device = reader, batch_slice, workers, device
@@ -230,7 +234,14 @@ class StreamLoader:
         repeats = reader.augmentation.repeats if reader.augmentation is not None else 1
         requests = schedule(len(reader.source), reader.seed, self.batch_slice, repeats, start, stop)
         pinned = self.device.type == "cuda"  # for asynchronous copies
+        if not self.workers and not pinned:
+            return self._read_in_thread(requests)
         return (batch.to(self.device) for batch in _loader(reader, requests, self.workers, pinned))
+
+    def _read_in_thread(self, requests: Iterable[Request]) -> Iterator[Batch]:
+        with thread_pool(1) as pool:
+            for request in requests:
+                yield pool.submit(self.reader.__getitem__, request).result().to(self.device)
 
 
 class EvalLoader:

@@ -459,14 +459,23 @@ def grid(
     below = 0.15 * lines + 0.15
     across, down = columns * width, rows * (high + below)
     with drawing(path, across, down, layout=None) as figure:
+        axes = figure.add_axes((0, 0, 1, 1))  # in inches; one for each image would take longer than the images
+        axes.set_axis_off()
         for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
             row, column = divmod(index, columns)
-            bottom = down - (row + 1) * (high + below) + below
-            axes = figure.add_axes((column * width / across, bottom / down, wide / across, high / down))
-            small = max(image.shape[1:]) < 64
-            axes.imshow(as_array(image), cmap="gray", vmin=0, vmax=255, interpolation="nearest" if small else "auto")
-            axes.set_axis_off()
-            axes.text(0.5, -0.06, caption, transform=axes.transAxes, ha="center", va="top", fontsize=8)
+            scale = min(wide / image.shape[2], high / image.shape[1])  # inches per pixel
+            w, h = scale * image.shape[2], scale * image.shape[1]
+            x, y = column * width + wide / 2, down - (row + 1) * (high + below) + below + high / 2
+            axes.imshow(
+                as_array(image),
+                cmap="gray",
+                vmin=0,
+                vmax=255,
+                interpolation="nearest" if max(image.shape[1:]) < 64 else "auto",
+                extent=(x - w / 2, x + w / 2, y - h / 2, y + h / 2),
+            )
+            axes.text(x, y - 0.56 * h, caption, ha="center", va="top", fontsize=8)
+        axes.set(xlim=(0, across), ylim=(0, down))
         if not images:
             figure.text(0.5, 0.5, "none", ha="center", va="center", color=GREY)
 

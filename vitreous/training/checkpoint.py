@@ -39,7 +39,7 @@ CHECKSUMS, PROGRESS = "checksums.json", "progress.json"
 CONTENTS = (*FILES, PROGRESS, CHECKSUMS, "training/*.safetensors")  # files in a checkpoint
 STEP = re.compile(r"step-\d{8,}")  # copies of earlier checkpoints
 SMALL_BYTES = 1 << 22  # models with at most this many bytes of weights are saved after every evaluation
-SAVE_INTERVAL = 50  # minimum time between large checkpoints, as a multiple of the time to write a checkpoint
+SAVE_INTERVAL = 200  # minimum time between large checkpoints, as a multiple of the time to write a checkpoint
 INSTEAD = "resume from an earlier checkpoint by renaming its step-* folder to last, or start a new run"
 
 

@@ -29,7 +29,7 @@ from vitreous.model.protocol import ModelConfig
 from vitreous.tasks.base import LARGEST, SMALL, Choice, FineTuning, Task, checkpoint_config, open_init
 from vitreous.tasks.config import Augment, TrainConfig, with_fields
 from vitreous.training.cached_head import can_cache
-from vitreous.training.setup import KEPT_FRACTION, task_class_of, train_reader
+from vitreous.training.setup import EVALUATION_COST, KEPT_FRACTION, task_class_of, train_reader
 from vitreous.weights.catalog import BY_PRESET
 from vitreous.weights.hub import HubUnavailable
 from vitreous.weights.load import Checkpoint, open_checkpoint
@@ -38,6 +38,7 @@ from vitreous.weights.load import Checkpoint, open_checkpoint
 STEPS, FINE_TUNING_STEPS, CPU_FINE_TUNING_STEPS = (600, 40_000), (400, 1_500), (100, 500)
 # Minimum number of steps between evaluations (an epoch can have only two steps), and minimum evaluations per run.
 EVALUATED_STEPS, EVALUATIONS = 25, 10
+EVALUATION_FRACTION = 0.02  # largest time of all evaluations as a fraction of the time of all steps
 GPU_BATCH = 512  # largest default batch size
 LORA_IMAGES = 20_000  # with more images, fine-tuning all weights is better than LoRA
 FEW = 2_000  # with fewer images, --init is recommended
@@ -220,9 +221,13 @@ class _Choices:
             epochs = max(min(usual, most // per_epoch), math.ceil(least / per_epoch), fewest)
             self.pick(Choice("epochs", epochs, f"{plural(per_epoch, 'step')} per epoch, on {self.device}"))
         total = self.config.epochs or (self.config.steps or 1) / per_epoch
-        every = min(math.ceil(EVALUATED_STEPS / per_epoch), int(total / EVALUATIONS))
+        trained = per_epoch * self.config.batch_size * self.task.step_images(self.config)
+        evaluation = EVALUATION_COST * len(self.data.val) / trained  # as a fraction of the time of an epoch
+        wanted = max(math.ceil(EVALUATED_STEPS / per_epoch), math.ceil(evaluation / EVALUATION_FRACTION))
+        every = min(wanted, int(total / EVALUATIONS))
         if self.config.evaluate_every is None and every > 1:
-            self.pick(Choice("evaluate_every", every, f"{plural(per_epoch, 'step')} per epoch"))
+            reason = f"{plural(per_epoch, 'step')} per epoch, {plural(len(self.data.val), 'validation image')}"
+            self.pick(Choice("evaluate_every", every, reason))
 
     def suits_lora(self) -> bool:
         """Return True if LoRA is expected to be better than fine-tuning all weights, and all options support LoRA."""

@@ -42,7 +42,7 @@ from vitreous.training.progress import (
 )
 from vitreous.training.run_folder import METRICS, SAVED, DataRecord, resume_data
 from vitreous.training.run_results import summarise
-from vitreous.training.setup import Job, batch_slices, set_up, task_class_of
+from vitreous.training.setup import EVALUATION_COST, Job, batch_slices, set_up, task_class_of
 from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import NativeCheckpoint, load_folder
 
@@ -204,13 +204,9 @@ def _finish_earlier(config: TrainConfig, folder: Path, here: World, command: str
 
 
 def evaluation_time(job: Job) -> float:
-    """Return the expected time of all evaluations as a fraction of the time of all steps.
-
-    Per image, a training step costs three times as much as evaluation, because a backward pass costs as much as two
-    forward passes.
-    """
+    """Return the expected time of all evaluations as a fraction of the time of all steps."""
     images = job.evaluated_images + len(job.data.val if job.data.test is None else job.data.test)
-    return images / 3 / (job.total_steps * job.place.batch_size * job.task.step_images(job.config))
+    return EVALUATION_COST * images / (job.total_steps * job.place.batch_size * job.task.step_images(job.config))
 
 
 def _checked(config: TrainConfig) -> TrainConfig:

@@ -76,6 +76,7 @@ from vitreous.weights.load import Checkpoint
 from vitreous.weights.native import check_not_swapped
 
 KEPT_FRACTION = 1 / 4  # fraction of the free memory for decoded images; the rest is for the model and its activations
+EVALUATION_COST = 1 / 3  # time to evaluate an image / to train on it; a backward pass takes two forward passes
 # On 16 cores, JPEGs of about 250 x 250 pixels take 0.24 ms each with 4 threads and 0.40 ms with 16 threads.
 SMALL_IMAGE, SMALL_IMAGE_THREADS, MOST_THREADS = 500**2, 4, 32
 
