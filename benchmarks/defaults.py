@@ -4,12 +4,14 @@ Command:  python -m benchmarks.defaults DATA [DATA ...] --out FOLDER [--init CHE
 
 DATA are data sets with their own validation or test images. The alternatives are those below for fine-tuning (with
 --init) or for training from scratch. Results are appended to FOLDER/results.jsonl, and finished runs are not repeated.
-Times can only be compared with --jobs 1.
+Times can only be compared with --jobs 1. After --seconds, no further run starts.
 """
 
 import json
+import math
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,6 +59,7 @@ class Options:
     seeds: int = 3
     jobs: int = 1
     device: str = "auto"
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def run(options: Options, data: str, alternative: str, flags: str, seed: int) ->
     """Train once, as a user would, and return the score on the evaluated split."""
     folder = options.out / f"{Path(data).stem}-{alternative.replace(' ', '-').replace(',', '')}-{seed}"
     command = [sys.executable, "-m", "vitreous", "train", "--data", data, "--out", str(folder), "--seed", str(seed)]
+    command += ["--auto-resume"]  # after an interruption
     command += ["--task", options.task, "--device", options.device, *flags.split()]
     command += ["--init", options.init] if options.init else []
     with open(f"{folder}.log", "w") as log:
@@ -116,8 +120,11 @@ def main(options: Options) -> None:
         for data in options.data
         if (data, alternative, seed) not in finished
     ]
+    deadline = time.monotonic() + options.seconds
     with ThreadPoolExecutor(options.jobs) as pool:
-        for trial in pool.map(lambda trial: run(options, *trial), todo):
+        for trial in pool.map(lambda trial: run(options, *trial) if time.monotonic() < deadline else None, todo):
+            if trial is None:
+                continue
             trials.append(trial)
             with results.open("a") as file:
                 file.write(json.dumps(vars(trial)) + "\n")

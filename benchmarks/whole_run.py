@@ -160,13 +160,7 @@ def measure(case: Case, options: Options, data: Path, out: Path) -> Result:
     )
 
 
-def main(options: Options) -> None:
-    cases = [case for case in CASES[options.device] if not options.models or case.model in options.models]
-    with tempfile.TemporaryDirectory() as folder:
-        fill(Path(folder) / "data", max(case.images for case in cases))
-        results = [
-            measure(case, options, Path(folder) / "data", Path(folder) / f"run-{i}") for i, case in enumerate(cases)
-        ]
+def show(results: list[Result], options: Options) -> None:
     where = torch.cuda.get_device_name() if options.device == "cuda" else plural(torch.get_num_threads(), "CPU thread")
     rows = [
         [
@@ -184,6 +178,16 @@ def main(options: Options) -> None:
     speeds = f"step, images/{per}", "compile, s", f"run, images/{per}"
     columns = ["model", *speeds, "run / step", "after compiling", "seconds"]
     publish(f"{where}, JPEG files of 224 to 300 pixels", columns, rows, results, options.out)
+
+
+def main(options: Options) -> None:
+    cases = [case for case in CASES[options.device] if not options.models or case.model in options.models]
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory() as folder:
+        fill(Path(folder) / "data", max(case.images for case in cases))
+        for i, case in enumerate(cases):
+            results.append(measure(case, options, Path(folder) / "data", Path(folder) / f"run-{i}"))
+            show(results, options)  # after every model, in case the next one is interrupted
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from optional_imports import import_timm, import_torchvision, import_transformer
 from vitreous.benchmarking import comparison_output, systems
 from vitreous.benchmarking.comparison import Result, compare_systems
 from vitreous.benchmarking.timing import Skip
+from vitreous.model.fp8_linear import Fp8Linear
 from vitreous.model.presets import configure
 from vitreous.model.protocol import Model
 from vitreous.report.plots import can_draw
@@ -161,7 +162,19 @@ def test_libraries_run_in_all_settings() -> None:
         "default",
         "compiled",
     ]  # graphs need the memory of eager steps
-    assert names(systems.OURS, "train", cpu) == names(systems.OURS, "latency", gpu) == ["default", "compiled"]
+    assert names(systems.OURS, "train", cpu) == names(systems.OURS, "latency", cpu) == ["default", "compiled"]
+    assert names(systems.OURS, "latency", gpu) == ["default", "fp8", "compiled"]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_fp8_is_measured_after_the_scales_are_known(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitreous.inference.engine.check_fp8", lambda *_: None)  # it needs a GPU
+    model = systems.Models(configure("ViT-Lite-6/4")).copy_of(systems.OURS).eval()
+    images, labels = torch.randn(count, 3, 32, 32), torch.zeros(count, dtype=torch.long)
+    case = systems.Case("latency", torch.device("cpu"), torch.bfloat16, images, labels)
+    run = systems.FP8.apply(model, case)
+    predictor: Any = run.__self__  # type: ignore[attr-defined]
+    assert any(isinstance(layer, Fp8Linear) for layer in predictor.network.modules())
 
 
 @pytest.mark.parametrize(

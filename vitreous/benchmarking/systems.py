@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitreous.benchmarking.timing import Contender, Skip, Steps
 from vitreous.common.text import single_spaced
 from vitreous.inference.engine import mixed_precision
+from vitreous.inference.fp8 import CALIBRATION_IMAGES
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build
 from vitreous.model.options import Gelu
@@ -179,6 +180,16 @@ def _predictor(model: Any, case: Case, **options: Any) -> Forward:
     return predictor.outputs
 
 
+def _fp8_predictor(model: Any, case: Case) -> Forward:
+    if case.dtype != torch.bfloat16:
+        raise Skip("fp8 is measured beside bf16")
+    run = _predictor(model, case, precision="fp8")
+    with torch.inference_mode():
+        for _ in range(0, CALIBRATION_IMAGES, len(case.images)):  # after these images, it computes in 8 bits
+            run(case.images.to(case.dtype))
+    return run
+
+
 def _whole(model: Any, case: Case) -> Forward:
     return compiled(model, graphs=False)
 
@@ -210,6 +221,7 @@ OUR_PREDICTIONS = (
     Setting("default", _predictor),
     Setting("compiled", lambda model, case: _predictor(model, case, compile=True), compiles=True),
 )
+FP8 = Setting("fp8", _fp8_predictor, tolerance=0.3)
 
 
 def settings_of(system: str, workload: Workload, device: torch.device) -> tuple[Setting, ...]:
@@ -218,7 +230,7 @@ def settings_of(system: str, workload: Workload, device: torch.device) -> tuple[
     if system in PEERS:
         return (EAGER, COMPILED, GRAPHS) if gpu else (EAGER, COMPILED)
     if workload != "train":
-        return OUR_PREDICTIONS
+        return (OUR_PREDICTIONS[0], FP8, OUR_PREDICTIONS[1]) if gpu else OUR_PREDICTIONS
     default = Setting("default", _default_step, records=gpu)
     return (EAGER, default, COMPILED) if gpu else (default, COMPILED)
 

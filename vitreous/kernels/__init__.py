@@ -22,8 +22,6 @@ def missing(device: torch.device, dtype: torch.dtype) -> str | None:
         return "VITREOUS_KERNELS=off"
     if device.type != "cuda":
         return "no NVIDIA GPU"
-    if torch.compiler.is_exporting():
-        return "exported models use only operations of PyTorch"
     if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
         return "traced models use only operations of PyTorch"
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
@@ -34,6 +32,8 @@ def missing(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _unsuitable(index: int | None, dtype: torch.dtype, gradients: bool) -> str | None:
+    if torch.compiler.is_exporting():  # here, because torch.compile of PyTorch 2.11 traces it as True
+        return "exported models use only operations of PyTorch"
     return _reason(torch.cuda.current_device() if index is None else index, dtype, gradients)
 
 
