@@ -7,7 +7,6 @@ n: images; k: top classes that are kept, at most 5.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,9 +38,6 @@ from vitreous.model.options import OutputConfig, Preprocessing
 from vitreous.model.top_labels import top_classes
 
 MOST_FEATURES, MOST_PER_CLASS = 2000, 10  # maximum images per split for the familiarity: the larger of both limits
-# After a short run, fewer features of training images are computed, but at least this many per dimension. Each takes a
-# third of the time to train on an image, so this fraction of the images trained on takes 1% of the run.
-FEATURES_PER_DIMENSION, FEATURES_FRACTION = 2, 0.03
 MOST_LOGITS = 2**24  # maximum number of logits to keep for a calibration, e.g. 16,000 images with 1,000 classes
 UNREADABLE = -1  # label of an unreadable image
 
@@ -325,25 +321,21 @@ def fit_familiarity(
     val: Source,
     progress: Report = silent,
     known: tuple[Float[Tensor, "n d"], Int[Tensor, "n"]] | None = None,
-    trained: float = math.inf,
 ) -> tuple[Familiarity, tuple[float, ...]]:
     """Fit a familiarity model to features of training images. Also return quantiles of the validation scores.
 
-    `known` are the features and labels of the readable training images, if they have already been computed. `trained`
-    is the number of images that the run has trained on, counting repetitions.
+    `known` are the features and labels of the readable training images, if they have already been computed.
     """
-    most = min(max(FEATURES_PER_DIMENSION * predictor.width, FEATURES_FRACTION * trained), MOST_FEATURES)
-    features, labels = known or _sampled_features(predictor, train, most, progress)
+    features, labels = known or _sampled_features(predictor, train, progress)
     familiarity = Familiarity.fit(features, labels)
-    vectors, _ = _sampled_features(predictor, val, MOST_FEATURES, progress)
-    return familiarity, lower_quantiles(familiarity.scores(vectors))
+    return familiarity, lower_quantiles(familiarity.scores(_sampled_features(predictor, val, progress)[0]))
 
 
 def _sampled_features(
-    predictor: Predictor, source: Source, most: float, progress: Report
+    predictor: Predictor, source: Source, progress: Report
 ) -> tuple[Float[Tensor, "n d"], Int[Tensor, "n"]]:
-    count = min(max(round(most), MOST_PER_CLASS * predictor.config.num_classes), len(source))
-    sample = pick(source, np.linspace(0, len(source) - 1, count).astype(int))
+    most = max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
+    sample = pick(source, np.arange(0, len(source), -(-len(source) // most)))
     results = tracked(predictor.stream_embeddings(sample), "extracting features", len(sample), progress)
     vectors = {row: result.vector for row, result in enumerate(results) if result.vector is not None}
     if not vectors:

@@ -201,10 +201,7 @@ class Classify(Task):
     def fit_familiarity(
         self, model: Model, train: Source, val: Source, progress: Report = silent
     ) -> tuple[Familiarity, tuple[float, ...]] | None:
-        config = self.config
-        assert isinstance(config.batch_size, int)
-        trained = config.epochs * len(train) if config.epochs else (config.steps or 1) * config.batch_size
-        return fit_familiarity(self._predictor(model), train, val, progress, trained=trained)
+        return fit_familiarity(self._predictor(model), train, val, progress)
 
     def _predictor(self, model: Model) -> Predictor:
         device, flip = next(model.parameters()).device, self.config.flip_test
