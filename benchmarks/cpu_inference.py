@@ -3,10 +3,10 @@
 All systems run the same architecture on the same preprocessed images, at their best setting, and alternate in each
 round, so that the load of the machine affects all of them; compare the ratios. CPU time is more reliable than wall time
 on a machine with other load. Without --checkpoint, weights are random, and all linear layers of our int8 model but the
-head are in int8.
+head are in int8. `benchmarks.label_agreement` compares the labels.
 
     python -m benchmarks.cpu_inference
-    python -m benchmarks.cpu_inference --checkpoint runs/pets/best --data DIR   # real weights, and agreement of labels
+    python -m benchmarks.cpu_inference --checkpoint runs/pets/best   # real weights
 
 The int8 rows of timm are the quantisation that onnxruntime and PyTorch offer without calibration (dynamic).
 """
@@ -33,8 +33,7 @@ from torch import Tensor, nn
 
 from benchmarks.publish_table import publish
 from vitreous.common.text import plural
-from vitreous.exporting.compare_precisions import open_splits
-from vitreous.inference import Predictor, open_model
+from vitreous.inference import open_model
 from vitreous.inference.cpu_backends import NAMES, CpuFunction
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
@@ -60,8 +59,6 @@ class Options:
     rounds: int = 9
     compiled: bool = True  # also measure timm with torch.compile
     checkpoint: Path | None = None  # a quantised checkpoint, instead of `models`
-    data: str = ""  # data set for the agreement of the labels of `checkpoint`
-    images: int = 1000  # to compare labels
     out: Path = Path("runs/bench/cpu_inference.json")
 
 
@@ -76,16 +73,6 @@ class Result:
     images_per_second: float
     ratio: float  # time of this system relative to ours at the same precision, median of the rounds
     cpu_ratio: float
-
-
-@dataclass(frozen=True)
-class Agreement:
-    precision: str
-    where: str
-    images: int
-    agreement: float  # fraction of the labels that PyTorch gives in float32
-    accuracy: float
-    images_per_second: float
 
 
 # ---- Systems ---------------------------------------------------------------------------------------------------------
@@ -193,27 +180,9 @@ def compare(model: Model, name: str, batch: int, options: Options) -> list[Resul
     return sorted(results, key=lambda result: options.precisions.index(result.precision))
 
 
-def agreements(model: Model, data: str, precisions: tuple[str, ...], most: int) -> list[Agreement]:
-    """Compare the labels of predictors on validation images with those of PyTorch in float32."""
-    source = open_splits(model.config, data).val
-    places = np.linspace(0, len(source) - 1, min(most, len(source))).round().astype(int)
-    images = [source.image(int(place)) for place in places]
-    truth = torch.from_numpy(source.labels[places])
-    expected = Predictor(model, "cpu").logits(images).argmax(1)
-    rows = []
-    for precision in precisions:
-        predictor = Predictor(model, "cpu", precision=precision, backend="auto")  # type: ignore[arg-type]
-        predictor.prepare(10**6)
-        labels = predictor.logits(images).argmax(1)
-        same, right = (float((labels == other).float().mean()) for other in (expected, truth))
-        speed = predictor.throughput.images_per_second
-        rows.append(Agreement(precision, predictor.where, len(images), same, right, speed))
-    return rows
-
-
 def main(options: Options) -> None:
     torch.manual_seed(0)
-    results: list[Any] = []
+    results: list[Result] = []
     models: dict[str, Model] = {}
     if options.checkpoint is not None:
         models = {str(options.checkpoint): open_model(options.checkpoint).eval()}
@@ -234,21 +203,6 @@ def main(options: Options) -> None:
             setting = f"{name}, batch {batch}, {plural(torch.get_num_threads(), 'thread')}"
             columns = ["precision", "system", "ms", "CPU ms", "images/s", "time / ours", "CPU / ours"]
             publish(setting, columns, cells, results, options.out)
-        if options.data:
-            rows = agreements(model, options.data, options.precisions, options.images)
-            results += rows
-            cells = [
-                [
-                    row.precision,
-                    row.where,
-                    f"{row.agreement:.2%}",
-                    f"{row.accuracy:.2%}",
-                    f"{row.images_per_second:.1f}",
-                ]
-                for row in rows
-            ]
-            columns = ["precision", "computed on", "same labels", "accuracy", "images/s"]
-            publish(f"{name}, {plural(rows[0].images, 'image')}", columns, cells, results, options.out)
 
 
 if __name__ == "__main__":

@@ -206,3 +206,29 @@ def test_wrong_number_of_patches_is_rejected(small: ViTConfig) -> None:
     with pytest.raises(ValueError, match=r"expected 3 patches for keep_indices, got 2"):
         model.embed(patches, grid, torch.tensor([[0, 3, 4], [1, 2, 5]]))
     assert model.embed(patches, grid, keep_indices)[0].shape == (2, 3, 32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"registers": 4, "distillation_token": True, "layer_scale": 0.1},
+        {"position": RelativeBias(), "head_dim": 16},
+        {"position": MixedRotary2d()},
+        {"position": Conditional()},
+        {"untied_norms": True},
+        {"pool": GlobalAverage(), "class_token": False},
+    ],
+    ids=str,
+)
+def test_an_exported_program_computes_the_same_with_fewer_tokens(options: dict[str, Any], small: ViTConfig) -> None:
+    model = build_vit(dataclasses.replace(small, **options)).eval()
+    batch = images(small)
+    program = torch.export.export(model, (batch,), strict=False)
+    torch.testing.assert_close(program.module()(batch), model(batch), atol=1e-5, rtol=1e-5)
+    hidden = [node.meta["val"].shape[1] for node in program.graph.nodes if "gelu" in str(node.target)]
+    last = model.config.num_prefix_tokens if model.pools_prefix else model.config.num_tokens
+    assert hidden == [model.config.num_tokens, last]  # tokens in the MLP of each block
+    assert model.pools_prefix == (
+        not {"pool", "untied_norms"} & {*options} and options.get("position") != Conditional()
+    )

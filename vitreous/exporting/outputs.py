@@ -66,7 +66,8 @@ class Outputs(nn.Module):
         images, config = pixels.to(self.dtype), self.model.config
         if config.output_kind.per_pixel:
             return (self.model(images).float(),)
-        features = self.model.features(images)
+        every = "patches" in self.names or "rollout" in self.names
+        features = self.model.features(images) if every else self.model.features_to_pool(images)
         found = {"patches": features.patches, "pooled": self.model.pool_features(features).float()}
         if "rollout" in self.names:
             found["rollout"] = _rollout(self.model, images, features)

@@ -62,10 +62,13 @@ class SelfAttention(nn.Module):
         self.output = xavier_(nn.Linear(inner_width, width))
         self.output_dropout = nn.Dropout(output_dropout)
 
-    def forward(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
+    def forward(
+        self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
+    ) -> Float[Tensor, "b q d"]:
         q, k, v = self.queries_keys_values(tokens, terms)
         dropout = self.dropout if self.training else 0.0
-        gathered = F.scaled_dot_product_attention(q, k, v, terms.bias, dropout, scale=self.scale)
+        bias = None if terms.bias is None else terms.bias[..., queries, :]
+        gathered = F.scaled_dot_product_attention(q[:, :, queries], k, v, bias, dropout, scale=self.scale)
         return self.project(gathered)
 
     def weights(

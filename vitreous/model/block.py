@@ -1,6 +1,6 @@
 """One encoder layer (ViT paper, equations 2 and 3): attention and an MLP, each with pre-norm and a residual connection.
 
-b: batch; t: tokens; d: width; m: MLP width.
+b: batch; t: tokens; q: tokens to return; d: width; m: MLP width.
 """
 
 import torch
@@ -124,8 +124,12 @@ class Block(nn.Module):
         self.mlp_scale: nn.Module = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.stochastic_depth = StochasticDepth(stochastic_depth)
 
-    def forward(self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms) -> Float[Tensor, "b t d"]:
-        tokens = tokens + self._branch(self.attention_scale, self.attention(self.attention_norm(tokens), terms))
+    def forward(
+        self, tokens: Float[Tensor, "b t d"], terms: AttentionTerms, queries: slice = slice(None)
+    ) -> Float[Tensor, "b q d"]:
+        """Apply the block. `queries` selects the tokens to return."""
+        attended = self.attention(self.attention_norm(tokens), terms, queries)
+        tokens = tokens[:, queries] + self._branch(self.attention_scale, attended)
         return tokens + self._branch(self.mlp_scale, self.mlp(self.mlp_norm(tokens)))
 
     def with_weights(

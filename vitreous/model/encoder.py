@@ -1,6 +1,6 @@
 """The Transformer encoder (ViT paper, Figure 1, right): L blocks in sequence.
 
-b: batch; t: tokens; d: width.
+b: batch; t: tokens; p: prefix tokens; d: width.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,6 +38,16 @@ class Encoder(nn.Module):
         for layer in range(len(self.blocks)):
             tokens = self.step(layer, tokens, terms, layout, position)
         return tokens
+
+    def prefix(
+        self, tokens: Float[Tensor, "b t d"], layout: Layout, position: PositionEmbedding
+    ) -> Float[Tensor, "b p d"]:
+        """Compute the prefix tokens of `forward`. The last block skips what only the patches need."""
+        terms = position.attend(layout, tokens.device)
+        *layers, last = range(len(self.blocks))
+        for layer in layers:
+            tokens = self.step(layer, tokens, terms, layout, position)
+        return cast(Block, self.blocks[last])(tokens, terms_of_layer(terms, last), slice(layout.num_prefix_tokens))
 
     def kernels(self, position: PositionEmbedding, device: torch.device, dtype: torch.dtype) -> Kernels:
         """Return whether `forward` uses the fused kernels."""

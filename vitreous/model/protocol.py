@@ -86,13 +86,17 @@ class Model(nn.Module):
         """Return the prefix tokens ([b, 0, d] if there are none) and patches of the last layer."""
         raise NotImplementedError
 
+    def features_to_pool(self, images: Float[Tensor, "b c h w"]) -> Features:
+        """Return the features. An exported program may omit the patches if the pooling does not read them."""
+        return self.features(images)
+
     def pyramid(self, images: Float[Tensor, "b c h w"]) -> list[Features]:
         """Return feature maps for dense prediction, finest first. Their widths are `config.pyramid_widths`."""
         return [self.features(images)]
 
     def pooled(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         """Return one feature vector per image, which is the input of the head."""
-        return self.pool_features(self.features(images))
+        return self.pool_features(self.features_to_pool(images))
 
     def pool_features(self, features: Features) -> Float[Tensor, "b d"]:
         """Compute `pooled` from the features of the images."""

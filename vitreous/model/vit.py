@@ -20,7 +20,7 @@ from vitreous.model.heads import build_head
 from vitreous.model.inputs import check_images, check_matches
 from vitreous.model.options import AttentionPool, ClassToken, GlobalAverage
 from vitreous.model.patch import PatchEmbedding
-from vitreous.model.pooling import Pooling
+from vitreous.model.pooling import ClassTokenPooling, Pooling
 from vitreous.model.position import PositionEmbedding
 from vitreous.model.protocol import Model
 from vitreous.model.tokens import Features, Layout, PrefixTokens, check_count, drop_patches
@@ -55,11 +55,28 @@ class ViT(Model):
         self.pool, self.projection, self.head, self.distillation_head = pool, projection, head, distillation_head
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
-        return self.classify(self.features(images))
+        return self.classify(self.features_to_pool(images))
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Features:
         """Return the tokens of the last layer after the final norm, which `GlobalAverage(norm="after")` skips here."""
         return self.encode(*self.embed(*self.patchify(images)))
+
+    def features_to_pool(self, images: Float[Tensor, "b c h w"]) -> Features:
+        if not (torch.compiler.is_exporting() and self.pools_prefix):  # elsewhere, hooks see all tokens of all blocks
+            return self.features(images)
+        tokens, layout = self.embed(*self.patchify(images))
+        prefix = self.norm(self.encoder.prefix(tokens, layout, self.position))
+        return Features(prefix, prefix[:, :0], layout.grid, layout.keep_indices)
+
+    @property
+    def pools_prefix(self) -> bool:
+        """True if the output depends on the last block only through its prefix tokens."""
+        return (
+            isinstance(self.pool, ClassTokenPooling)
+            and type(self.encoder) is Encoder
+            and isinstance(self.norm, nn.LayerNorm)
+            and type(self.position).between is PositionEmbedding.between
+        )
 
     def pool_features(self, features: Features) -> Float[Tensor, "b d"]:
         """Pool the features into y (equation 4). In CLIP, a projection of y is the image embedding."""
@@ -68,7 +85,7 @@ class ViT(Model):
     def logits_and_pooled(
         self, images: Float[Tensor, "b c h w"]
     ) -> tuple[Float[Tensor, "b classes"], Float[Tensor, "b d"]]:
-        features = self.features(images)
+        features = self.features_to_pool(images)
         return self.classify(features), self.pool_features(features)
 
     def patchify(
