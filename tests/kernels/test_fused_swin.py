@@ -7,7 +7,7 @@ import torch
 
 from gradient_parity import DEVICE, HALF, TOLERANCE
 from vitreous.kernels.parity import relative_error
-from vitreous.model import swin
+from vitreous.model import swin_block
 from vitreous.model.build import build
 from vitreous.model.swin import Swin
 from vitreous.model.swin_config import SwinConfig
@@ -44,7 +44,7 @@ def test_fused_windows_equal_plain_windows(size: int, monkeypatch: pytest.Monkey
     exact = results(copy.deepcopy(model).double(), images.double(), torch.float64)
     found = {}
     for on in (False, True):
-        monkeypatch.setattr(swin, "missing", lambda _, dtype, on=on: None if on and dtype == HALF else "off")
+        monkeypatch.setattr(swin_block, "missing", lambda _, dtype, on=on: None if on and dtype == HALF else "off")
         found[on] = results(model, images, HALF)
     assert torch.equal(found[True][1], found[False][1]) == (size == 36)
     for fused, usual, expected in zip(found[True], found[False], exact, strict=True):
