@@ -9,11 +9,6 @@ import torch
 from vitreous import kernels
 
 
-def test_check_is_a_constant_for_the_compiler() -> None:
-    marks = vars(torch.compiler.assume_constant_result(lambda: None))
-    assert marks.items() <= vars(kernels._unsuitable).items()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own code
 @pytest.mark.usefixtures("unchecked")
 def test_kernels_are_used_in_compiled_code_but_not_in_exports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import os
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vitreous.common.compiler import is_exporting, traced_as_constant
 from vitreous.common.text import single_spaced
 
 MIN_CAPABILITY = (8, 0)  # Ampere, the first GPUs with bfloat16
@@ -22,6 +23,8 @@ def missing(device: torch.device, dtype: torch.dtype) -> str | None:
         return "VITREOUS_KERNELS=off"
     if device.type != "cuda":
         return "no NVIDIA GPU"
+    if is_exporting():
+        return "exported models use only operations of PyTorch"
     if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
         return "traced models use only operations of PyTorch"
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
@@ -31,14 +34,9 @@ def missing(device: torch.device, dtype: torch.dtype) -> str | None:
     return _unsuitable(device.index, dtype, torch.is_grad_enabled())
 
 
+@traced_as_constant
 def _unsuitable(index: int | None, dtype: torch.dtype, gradients: bool) -> str | None:
-    if torch.compiler.is_exporting():  # here, because torch.compile of PyTorch 2.11 traces it as True
-        return "exported models use only operations of PyTorch"
     return _reason(torch.cuda.current_device() if index is None else index, dtype, gradients)
-
-
-# The effect of torch.compiler.assume_constant_result, which would import the compiler and so make every start slower.
-_unsuitable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.compiler.compiler import max_shared_mem
 
+from vitreous.common.compiler import traced_as_constant
 from vitreous.kernels.fp8 import FP8
 
 
@@ -19,12 +20,10 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
+@traced_as_constant
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program can use on a GPU. Triton's interpreter has no limit."""
     return int(max_shared_mem(device.index)) if device.type == "cuda" else 1 << 30  # what triton itself checks
-
-
-shared_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  # for torch.compile
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.common.checks import Size
+from vitreous.common.compiler import is_exporting
 from vitreous.model.attention import AttentionTerms
 from vitreous.model.init import lecun_normal_, small_
 from vitreous.model.options import Interpolation
@@ -330,7 +331,7 @@ def resample(table: Float[Tensor, "gh gw d"], grid: Size, interpolation: Interpo
     """
     gh, gw, _ = table.shape
     way = RESAMPLINGS[interpolation]
-    if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in grid):
+    if is_exporting() and any(isinstance(side, torch.SymInt) for side in grid):
         return _resample_by_matrices(table, grid, way)
     if (gh, gw) == grid:
         return table

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitreous.common.checks import Size
+from vitreous.common.compiler import is_exporting
 from vitreous.model.attention_layer import AttentionStep
 from vitreous.model.block import Block, SwiGluMlp
 from vitreous.model.config import ViTConfig
@@ -62,7 +63,7 @@ class ViT(Model):
         return self.encode(*self.embed(*self.patchify(images)))
 
     def features_to_pool(self, images: Float[Tensor, "b c h w"]) -> Features:
-        if not (torch.compiler.is_exporting() and self.pools_prefix):  # elsewhere, hooks see all tokens of all blocks
+        if not (is_exporting() and self.pools_prefix):  # elsewhere, hooks see all tokens of all blocks
             return self.features(images)
         tokens, layout = self.embed(*self.patchify(images))
         prefix = self.norm(self.encoder.prefix(tokens, layout, self.position))
