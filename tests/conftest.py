@@ -41,13 +41,17 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exclude modules and tests from garbage collection, which takes half a second each time with them."""
+    """Exclude modules and tests from garbage collection, which takes half a second each time with them.
+
+    Objects of the tests are collected less often than by default: traced graphs consist of very many.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(50_000, 10, 10)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
