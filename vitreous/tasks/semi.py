@@ -30,7 +30,7 @@ from vitreous.data.loader import UNLABELLED_SEED, Batch
 from vitreous.data.open import is_same_data, open_unlabelled
 from vitreous.data.sources.arrays import read_npz
 from vitreous.data.sources.base import DataSet, without_labels
-from vitreous.inference.engine import evaluation_mode
+from vitreous.inference.forward_pass import evaluation_mode
 from vitreous.inference.predictor import Predictor
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model

@@ -20,7 +20,7 @@ from vitreous.data.augment.config import Augmentation
 from vitreous.data.loader import Batch, BatchSlice, Request, schedule
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.features import slices
-from vitreous.inference.engine import evaluation_mode, mixed_precision
+from vitreous.inference.forward_pass import evaluation_mode, mixed_precision
 from vitreous.model.options import Dropout
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks.all_tasks import TASKS
