@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from vitreous.common.distributed import World
 from vitreous.common.rng import SampleRng
-from vitreous.data.augment.batch import draw_flips
 from vitreous.data.augment.config import Augmentation
+from vitreous.data.augment.operations import draw_flips
 from vitreous.data.loader import Batch, BatchSlice, Request, schedule
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.features import slices
