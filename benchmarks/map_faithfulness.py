@@ -25,7 +25,7 @@ from vitreous.explanation.rollout_relevance_occlusion import (
     importance_map,
     random_faithfulness,
 )
-from vitreous.inference.engine import model_input
+from vitreous.inference.forward_pass import model_input
 from vitreous.model.options import Conditional, GlobalAverage
 from vitreous.model.protocol import Model
 from vitreous.training import Augment, Optim

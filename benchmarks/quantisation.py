@@ -62,7 +62,7 @@ class Result:
 def torch_session(model: Model, dtype: torch.dtype) -> Session:
     """Return a session that computes the logits with PyTorch. Resize and crop are included."""
     from vitreous.data.image import fit
-    from vitreous.inference.engine import mixed_precision, model_input
+    from vitreous.inference.forward_pass import mixed_precision, model_input
 
     config, device = model.config, torch.device("cpu")
 

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from vitreous.exporting.export_model import export as export
     from vitreous.exporting.quantise_checkpoint import Quantised as Quantised
     from vitreous.exporting.quantise_checkpoint import quantise as quantise
-    from vitreous.inference.engine import Embedding as Embedding
-    from vitreous.inference.engine import MultiLabelPrediction as MultiLabelPrediction
-    from vitreous.inference.engine import NumberPrediction as NumberPrediction
-    from vitreous.inference.engine import Prediction as Prediction
     from vitreous.inference.predict_images import Embeddings as Embeddings
     from vitreous.inference.predict_images import Results as Results
     from vitreous.inference.predict_images import Written as Written
+    from vitreous.inference.predictions import Embedding as Embedding
+    from vitreous.inference.predictions import MultiLabelPrediction as MultiLabelPrediction
+    from vitreous.inference.predictions import NumberPrediction as NumberPrediction
+    from vitreous.inference.predictions import Prediction as Prediction
+    from vitreous.inference.predictions import Segmentation as Segmentation
     from vitreous.inference.predictor import MultiLabelPredictor as MultiLabelPredictor
     from vitreous.inference.predictor import Predictor as Predictor
     from vitreous.inference.predictor import RegressPredictor as RegressPredictor
-    from vitreous.inference.predictor import Segmentation as Segmentation
-    from vitreous.inference.predictor import SegmentPredictor as SegmentPredictor
+    from vitreous.inference.segment_predictor import SegmentPredictor as SegmentPredictor
     from vitreous.model.build import build as build
     from vitreous.model.config import ResNetConfig as ResNetConfig
     from vitreous.model.config import SegmenterConfig as SegmenterConfig
@@ -78,7 +78,7 @@ _HOMES = {
     "create": "vitreous.weights.create",
     "DataReport": "vitreous.data.doctor.check",
     "embed": "vitreous.cluster.run_inference",
-    "Embedding": "vitreous.inference.engine",
+    "Embedding": "vitreous.inference.predictions",
     "Embeddings": "vitreous.inference.predict_images",
     "evaluate": "vitreous.evaluation.evaluate_model",
     "explain": "vitreous.explanation.explain_image",
@@ -91,11 +91,11 @@ _HOMES = {
     "load": "vitreous.weights.load",
     "Metrics": "vitreous.evaluation.evaluate_model",
     "MultiLabelMetrics": "vitreous.evaluation.evaluate_model",
-    "MultiLabelPrediction": "vitreous.inference.engine",
+    "MultiLabelPrediction": "vitreous.inference.predictions",
     "MultiLabelPredictor": "vitreous.inference.predictor",
-    "NumberPrediction": "vitreous.inference.engine",
+    "NumberPrediction": "vitreous.inference.predictions",
     "predict": "vitreous.cluster.run_inference",
-    "Prediction": "vitreous.inference.engine",
+    "Prediction": "vitreous.inference.predictions",
     "Predictor": "vitreous.inference.predictor",
     "ProbeMetrics": "vitreous.evaluation.probe",
     "push": "vitreous.weights.hub",
@@ -108,11 +108,11 @@ _HOMES = {
     "Results": "vitreous.inference.predict_images",
     "Run": "vitreous.training.run",
     "save": "vitreous.weights.load",
-    "Segmentation": "vitreous.inference.predictor",
+    "Segmentation": "vitreous.inference.predictions",
     "SegmentationMetrics": "vitreous.evaluation.evaluate_model",
     "Segmenter": "vitreous.model.segmenter",
     "SegmenterConfig": "vitreous.model.config",
-    "SegmentPredictor": "vitreous.inference.predictor",
+    "SegmentPredictor": "vitreous.inference.segment_predictor",
     "serve": "vitreous.serving",
     "train": "vitreous.training.run",
     "TrainConfig": "vitreous.training",

@@ -23,9 +23,8 @@ from vitreous.cli.predict import predict as predict_verb
 from vitreous.cli.prediction_output import print_table
 from vitreous.common.checks import BadValue
 from vitreous.inference import Predictor
-from vitreous.inference.engine import Prediction
 from vitreous.inference.predict_images import MasksSkipped
-from vitreous.inference.predictor import Segmentation
+from vitreous.inference.predictions import Prediction, Segmentation
 from vitreous.model.options import MultiLabel, Numbers, OutputConfig
 from vitreous.model.top_labels import Label
 from vitreous.weights.load import load

@@ -18,7 +18,8 @@ from images import encoded, smooth
 from vitreous.exporting import Export, ExportFailed, runtimes
 from vitreous.exporting.outputs import Outputs, output_names
 from vitreous.exporting.runtimes import open_session
-from vitreous.inference.predictor import Embedder, SegmentPredictor, predictor_for
+from vitreous.inference.predictor import Embedder, predictor_for
+from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.calibration import FRACTIONS, Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import Numbers

@@ -19,7 +19,7 @@ from vitreous.exporting.compare_precisions import Comparison, calibration_images
 from vitreous.exporting.options import PRECISIONS
 from vitreous.exporting.quantise import BATCH, output_errors, quantise, quantise_weights
 from vitreous.exporting.quantise import _calibrate as calibrate
-from vitreous.inference.engine import model_input
+from vitreous.inference.forward_pass import model_input
 from vitreous.model.int8 import Int8Linear
 from vitreous.model.options import ClassToken
 from vitreous.model.protocol import Model

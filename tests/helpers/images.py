@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitreous.data.image import decoding
+from vitreous.data.image import jpeg
 
 
 def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -46,6 +46,6 @@ def jpeg_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         pytest.importorskip("simplejpeg")
     else:
         monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    decoding._simplejpeg.cache_clear()
+    jpeg._simplejpeg.cache_clear()
     yield name
-    decoding._simplejpeg.cache_clear()
+    jpeg._simplejpeg.cache_clear()

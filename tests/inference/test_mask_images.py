@@ -8,7 +8,7 @@ from PIL import Image
 from vitreous.common.checks import BadValue
 from vitreous.data.masks.files import read_ids
 from vitreous.inference.mask_images import background_of, overlay, palette, with_legend, write_mask
-from vitreous.report.plots import to_oklab
+from vitreous.report.colours import to_oklab
 
 
 def test_masks_keep_ids_and_show_colours(tmp_path: Path) -> None:

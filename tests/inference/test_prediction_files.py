@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vitreous.common.checks import BadValue
-from vitreous.inference.engine import Columns, Embedding, Prediction
 from vitreous.inference.prediction_files import write, writer_for
+from vitreous.inference.predictions import Columns, Embedding, Prediction
 from vitreous.model.top_labels import Label
 
 CAT = Prediction("a/cat.jpg", (Label("cat", 3, 0.75), Label("dog, small", 1, 0.25)))

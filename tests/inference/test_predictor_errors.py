@@ -13,7 +13,7 @@ from PIL import Image
 
 from predictors import RANDOM, colour_model, probabilities, random_model
 from vitreous.inference import Predictor
-from vitreous.inference.predictor import SegmentPredictor
+from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.build import build, build_segmenter
 from vitreous.model.config import SegmenterConfig
 

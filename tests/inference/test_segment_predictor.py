@@ -14,7 +14,8 @@ from PIL import Image
 from vitreous.common.checks import BadValue
 from vitreous.inference.mask_images import palette
 from vitreous.inference.prediction_files import MaskFolder
-from vitreous.inference.predictor import LONGEST, Segmentation, SegmentPredictor, best_at
+from vitreous.inference.predictions import Segmentation
+from vitreous.inference.segment_predictor import LONGEST, SegmentPredictor, best_at
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.inputs import normalise

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -146,17 +145,18 @@ def test_an_interruption_stops_the_session(todo: list[Planned]) -> None:
 
 
 def test_parallel_runs_never_train_the_same_stage_at_once(todo: list[Planned]) -> None:
-    lock, training, trained, most = threading.Lock(), Counter[str](), set[str](), 0
+    change, training, trained, most = threading.Condition(), Counter[str](), set[str](), 0
 
     def execute(planned: Planned, seconds: float | None) -> Record:
         nonlocal most
-        with lock:
+        with change:
             fresh = set(planned.keys) - trained
             training.update(fresh)
             most = max(most, sum(training.values()))
             assert max(training.values(), default=0) <= 1
-        time.sleep(0.002)
-        with lock:
+            change.notify_all()
+            if len(fresh) < len(planned.keys):  # after a common stage: both curves, or a curve and another seed
+                change.wait_for(lambda: most > 2, timeout=60)
             training.subtract(fresh)
             trained.update(planned.keys)
         return record_of(planned)
@@ -166,7 +166,7 @@ def test_parallel_runs_never_train_the_same_stage_at_once(todo: list[Planned]) -
         session = Session(execute, lambda planned, record: stored.append(record), trained.__contains__, executor, 4)
         assert session.run(todo) == []
     assert len(stored) == len(todo)
-    assert most > 2  # stages of both seeds, or both curves after their common stage
+    assert most > 2
 
 
 # ---- Results ---------------------------------------------------------------------------------------------------------

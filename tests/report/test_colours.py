@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from vitreous.report.plots import css, heat, paint, shades, signed
+from vitreous.report.colours import css, heat, paint, shades, signed
 
 
 def lightness(table: np.ndarray) -> np.ndarray:

@@ -21,8 +21,8 @@ from vitreous.serving.app import create_app, warn_without_key
 from vitreous.serving.batch_queue import Scheduler
 from vitreous.serving.errors import ApiError, error_response
 from vitreous.serving.metrics import Metrics
+from vitreous.serving.middleware import Middleware
 from vitreous.serving.models import ServedModel, serve_model
-from vitreous.serving.requests import Middleware
 from vitreous.serving.settings import Settings
 
 PNG = encoded(smooth(20, 20))

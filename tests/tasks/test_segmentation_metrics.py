@@ -14,7 +14,7 @@ from vitreous.data.loader import BatchSlice, EvalLoader, Reader
 from vitreous.data.sources.base import StoredImage
 from vitreous.data.sources.shapes import ShapesSource
 from vitreous.evaluation import evaluate
-from vitreous.inference.predictor import SegmentPredictor
+from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import SegmenterConfig, ViTConfig
 from vitreous.model.options import IGNORED, LinearDecoder, Preprocessing

@@ -13,7 +13,7 @@ import vitreous
 from train_runs import skip_report
 from vitreous.data.masks.files import read_ids
 from vitreous.inference.prediction_files import MaskFolder
-from vitreous.inference.predictor import SegmentPredictor
+from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, LinearDecoder, Preprocessing

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitreous.benchmarking.timing import Contender, Skip, Steps
 from vitreous.common.text import single_spaced
-from vitreous.inference.engine import mixed_precision
+from vitreous.inference.forward_pass import mixed_precision
 from vitreous.inference.fp8 import CALIBRATION_IMAGES
 from vitreous.inference.predictor import Predictor
 from vitreous.model.build import build

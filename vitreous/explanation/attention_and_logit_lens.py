@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.common.checks import Size, check_whole, fail
-from vitreous.inference.engine import evaluation_mode
+from vitreous.inference.forward_pass import evaluation_mode
 from vitreous.model.attention_layer import AttentionLayer, dense, times
 from vitreous.model.base_config import ModelConfig
 from vitreous.model.pooling import AttentionPooling

@@ -19,7 +19,7 @@ from vitreous.data.sources.base import StoredImage
 from vitreous.model.base_config import ModelConfig
 from vitreous.model.centre_crop import centre, resized_for
 from vitreous.model.options import Preprocessing
-from vitreous.report.plots import heat, paint, signed
+from vitreous.report.colours import heat, paint, signed
 
 Rgb = UInt8[np.ndarray, "h w 3"]
 LONGEST, SHORTEST = 960, 448  # maximum and minimum length of the longer side

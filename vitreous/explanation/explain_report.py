@@ -21,23 +21,10 @@ from vitreous.explanation.result import Explanation
 from vitreous.explanation.rollout_relevance_occlusion import Faithfulness
 from vitreous.model.base_config import ModelConfig
 from vitreous.model.options import AttentionPool
+from vitreous.report.colours import css, heat, paint, signed
 from vitreous.report.html import Html, bar, code, definitions, details, inner, items, name, plot, table, tag
 from vitreous.report.html import sections_page as page_of
-from vitreous.report.plots import (
-    ACCENT,
-    GREY,
-    PALE,
-    can_draw,
-    css,
-    drawing,
-    heat,
-    paint,
-    percent,
-    plain,
-    readable,
-    signed,
-    write_png,
-)
+from vitreous.report.plots import ACCENT, GREY, PALE, can_draw, drawing, percent, plain, readable, write_png
 
 SHEET = 1150  # approximate width in pixels
 MOST_POSITIONS = 10  # maximum rows and columns in the position sheet

@@ -22,7 +22,7 @@ from vitreous.explanation.attention_and_logit_lens import (
     pooling_weights,
 )
 from vitreous.explanation.methods import MapName
-from vitreous.inference.engine import evaluation_mode
+from vitreous.inference.forward_pass import evaluation_mode
 from vitreous.model.attention_layer import AttentionLayer, Merge, dense, times
 from vitreous.model.pooling import ClassTokenPooling
 from vitreous.model.protocol import Model

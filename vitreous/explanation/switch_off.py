@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, no_step
-from vitreous.inference.engine import evaluation_mode
+from vitreous.inference.forward_pass import evaluation_mode
 from vitreous.model.attention import AttentionTerms, terms_of_layer
 from vitreous.model.block import Block
 from vitreous.model.position import AddedPosition, PositionEmbedding

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from vitreous.inference.engine import model_input
+from vitreous.inference.forward_pass import model_input
 from vitreous.model.int8 import Int8Linear, replace_layers
 from vitreous.model.options import SingleLabel
 from vitreous.model.protocol import Model

@@ -1,25 +1,25 @@
 """Inference: predict labels, numbers, features or masks for images.
 
-`engine` runs a model on images (also for evaluation, probes and serving). `predictor` uses it for classification,
-regression, feature extraction and segmentation; `predictor_for` selects the predictor for the task of a model.
-`predict_images` has the options, images and results of `vitreous.predict` and `vitreous.embed`, which `compute`
-computes. `shards` divides large sets of images, and `shard_folder` writes a file per shard. `prediction_files` writes
-results, `fit_calibration` fits the temperature and the thresholds for label sets and unknown images, and `mask_images`
-draws masks.
+`engine` decodes `image_inputs` and runs a model on them (also for evaluation, probes and serving); `forward_pass` is
+shared with training. `predictor` and `segment_predictor` compute `predictions`; `predictor_for` selects the predictor
+for the task of a model. `predict_images` has the options, images and results of `vitreous.predict` and
+`vitreous.embed`, which `compute` computes. `shards` divides large sets of images, and `shard_folder` writes a file per
+shard. `prediction_files` writes results, `fit_calibration` fits the temperature and the thresholds for label sets and
+unknown images, and `mask_images` draws masks.
 """
 
-from vitreous.inference.engine import Embedding, Engine, MultiLabelPrediction, NumberPrediction, Precision, Prediction
+from vitreous.inference.engine import Engine, Precision
 from vitreous.inference.predict_images import Embeddings, Results, open_encoder, open_model
+from vitreous.inference.predictions import Embedding, MultiLabelPrediction, NumberPrediction, Prediction, Segmentation
 from vitreous.inference.predictor import (
     Embedder,
     FeatureKind,
     MultiLabelPredictor,
     Predictor,
     RegressPredictor,
-    Segmentation,
-    SegmentPredictor,
     predictor_for,
 )
+from vitreous.inference.segment_predictor import SegmentPredictor
 
 __all__ = [
     "Embedder",

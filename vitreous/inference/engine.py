@@ -7,182 +7,37 @@ affect other images.
 b: batch; c: channels; h, w: height and width.
 """
 
-import contextlib
 import functools
 import math
 import os
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, UInt8
-from PIL import Image
-from rich.text import Text
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous.common.checks import check_choice, check_whole
 from vitreous.common.device import check_bytes, choose_device, choose_dtype, placed
-from vitreous.common.text import clean, json_text
-from vitreous.common.untrusted_files import read_regular
-from vitreous.data.image import UnreadableImage
-from vitreous.data.image.decoding import ValueRange, pixels_of, upright
-from vitreous.data.sources.base import Source, StoredImage
+from vitreous.data.sources.base import StoredImage
 from vitreous.inference.cpu_backends import NAMES, Backend, CpuFunction, check_backend, is_worth_it, measured_images
 from vitreous.inference.cuda_graphs import CudaGraphs
+from vitreous.inference.forward_pass import model_input
 from vitreous.inference.fp8 import check_fp8
+from vitreous.inference.image_inputs import Images, Input, as_stream, encoded, expected_count, name_of
+from vitreous.inference.predictions import Columns
 from vitreous.model.base_config import Task
-from vitreous.model.calibration import UNKNOWN
-from vitreous.model.inputs import normalise
-from vitreous.model.options import MultiLabel, Numbers, OutputConfig, Preprocessing, SingleLabel
 from vitreous.model.protocol import Model, ModelConfig
-from vitreous.model.top_labels import Label, class_names
+from vitreous.model.top_labels import class_names
 from vitreous.weights.native import int8_scales
 
 if TYPE_CHECKING:
     from vitreous.model.cost import Cost
-
-# ---- Results ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Labels of an image, most probable first, or an error message if the image could not be read.
-
-    familiarity: Fraction of validation images that are at most as familiar as this image. None if the model is not
-        calibrated.
-    label_set: Set of labels that contains the true label with a probability of at least `coverage`. None if no coverage
-        was given.
-    """
-
-    name: str
-    predictions: tuple[Label, ...] = ()
-    familiarity: float | None = None
-    label_set: tuple[Label, ...] | None = None
-    error: str | None = None
-
-    @property
-    def unknown(self) -> bool | None:
-        """True if the image is unlike the training images. None if the model has not been calibrated."""
-        return None if self.familiarity is None else self.familiarity < UNKNOWN
-
-    def record(self) -> dict[str, Any]:
-        """Return the result as a JSON object without the path."""
-        record: dict[str, Any] = {"predictions": label_records(self.predictions)}
-        if self.familiarity is not None:
-            record |= {"unknown": self.unknown, "familiarity": self.familiarity}
-        if self.label_set is not None:
-            record["label_set"] = label_records(self.label_set)
-        return record
-
-    def cells(self) -> list[Any]:
-        """Return the cells of a CSV row between the path and the error."""
-        cells = label_cells(self.predictions)
-        if self.familiarity is not None:
-            cells += [str(self.unknown).lower(), self.familiarity]
-        if self.label_set is not None:
-            cells.append(json_text([clean(label.label) for label in self.label_set]))
-        return cells
-
-    def printed(self) -> dict[str, Text]:
-        """Return the cells of a printed row, by column."""
-        first, *rest = self.predictions
-        best = Text(clean(first.label), style="bold")
-        if self.unknown:
-            best.append(" (unknown?)", style="yellow")
-        others = {"other labels": rest} if self.label_set is None else {"label set": self.label_set}
-        row = {"label": best, "probability": Text(f"{first.probability:.1%}")}
-        return row | {column: label_texts(labels) for column, labels in others.items()}
-
-
-@dataclass(frozen=True)
-class MultiLabelPrediction:
-    """Labels of an image that can have several, or the error if it could not be read.
-
-    labels: Labels whose probability reaches their threshold, most probable first; there may be none.
-    predictions: The most probable labels, regardless of the thresholds.
-    """
-
-    name: str
-    labels: tuple[Label, ...] = ()
-    predictions: tuple[Label, ...] = ()
-    error: str | None = None
-
-    def record(self) -> dict[str, Any]:
-        return {"labels": label_records(self.labels), "predictions": label_records(self.predictions)}
-
-    def cells(self) -> list[Any]:
-        return [json_text([clean(label.label) for label in self.labels]), *label_cells(self.predictions)]
-
-    def printed(self) -> dict[str, Text]:
-        others = [label for label in self.predictions if label not in self.labels]
-        return {"labels": label_texts(self.labels, style="bold"), "other labels": label_texts(others)}
-
-
-@dataclass(frozen=True)
-class NumberPrediction:
-    """Numbers of an image by target, or the error if it could not be read."""
-
-    name: str
-    values: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
-
-    def record(self) -> dict[str, Any]:
-        return {"values": {clean(target): value for target, value in self.values.items()}}
-
-    def cells(self) -> list[Any]:
-        return list(self.values.values())
-
-    def printed(self) -> dict[str, Text]:
-        return {clean(target): Text(f"{value:.6g}") for target, value in self.values.items()}
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """Features of an image, or an error message if the image could not be read."""
-
-    name: str
-    vector: Tensor | None = None  # [d], float32, on the CPU
-    error: str | None = None
-
-    def record(self) -> dict[str, Any]:
-        return {"embedding": self.cells()}
-
-    def cells(self) -> list[Any]:
-        return [] if self.vector is None else self.vector.tolist()
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Columns of a table of results: `top` labels per image (and the columns of a calibrated or multi-label model),
-    features of size `width`, or one number per target.
-    """
-
-    top: int = 0
-    width: int = 0
-    calibrated: bool = False
-    label_set: bool = False
-    labels: bool = False  # True if an image can have several labels
-    targets: tuple[str, ...] = ()
-
-
-def label_records(labels: Sequence[Label]) -> list[dict[str, Any]]:
-    return [{**vars(label), "label": clean(label.label)} for label in labels]
-
-
-def label_cells(labels: Sequence[Label]) -> list[Any]:
-    return [cell for label in labels for cell in (clean(label.label), label.probability)]
-
-
-def label_texts(labels: Sequence[Label], style: str = "") -> Text:
-    return Text(clean(", ".join(f"{label.label} {label.probability:.1%}" for label in labels)), style=style)
 
 
 class Throughput(NamedTuple):
@@ -196,28 +51,11 @@ class Throughput(NamedTuple):
         return self.images / self.seconds if self.seconds else 0.0
 
 
-# ---- Engine ----------------------------------------------------------------------------------------------------------
-
 Precision = Literal["fp32", "bf16", "fp8", "int8", "auto"]
-STREAM = 1000  # assumed number of images if it is unknown
 NOT_A_NUMBER = "the model's output contains NaN or infinity"
 P = ParamSpec("P")
 T = TypeVar("T")
 Output = TypeVar("Output", bound=Tensor | tuple[Tensor, ...])
-_PILLOW = threading.Lock()
-
-
-@dataclass(frozen=True)
-class SourceImage:
-    """Image in a data source. A decoding thread reads it."""
-
-    source: Source
-    index: int
-
-
-# A path, an encoded file, uint8 pixels [h, w] or [h, w, c], a Pillow image, or an image in a data source.
-Input = str | os.PathLike[str] | bytes | np.ndarray | Image.Image | SourceImage
-Images = Input | Iterable[Input] | Source
 
 
 class Engine(ABC):
@@ -394,114 +232,7 @@ class Engine(ABC):
             yield batch
 
 
-# ---- Forward pass, also used for validation during training ----------------------------------------------------------
-
-
-def model_input(
-    pixels: UInt8[Tensor, "b c h w"], device: torch.device, preprocessing: Preprocessing
-) -> Float[Tensor, "b c h w"]:
-    """Move decoded images to the device, scale them to [0, 1] and normalise them."""
-    return normalise(pixels.to(device, non_blocking=True).float() / 255, preprocessing)
-
-
-Scores = Float[Tensor, "b classes"]
-ONE_CLASS = SingleLabel()
-
-
-def class_scores(
-    forward: Callable[[Tensor], Tensor],
-    images: Float[Tensor, "b c h w"],
-    flip: bool = False,
-    output: OutputConfig = ONE_CLASS,
-) -> Scores:
-    """Return float32 outputs. With `flip`, average the predictions for the image and its mirror image."""
-    scores = forward(images).float()
-    return mean_scores(scores, forward(images.flip(-1)).float(), output) if flip else scores
-
-
-def mean_scores(a: Scores, b: Scores, output: OutputConfig) -> Scores:
-    """Return the outputs for the mean of two predictions: log probabilities, log odds or numbers."""
-    match output:
-        case SingleLabel():
-            return torch.logaddexp(a.log_softmax(dim=-1), b.log_softmax(dim=-1)) - math.log(2)
-        case MultiLabel():
-            present, absent = (torch.logaddexp(F.logsigmoid(s * a), F.logsigmoid(s * b)) for s in (1, -1))
-            return present - absent
-        case Numbers():
-            return (a + b) / 2
-
-
-@contextlib.contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Switch a module to evaluation mode and disable gradients. Restore both on exit."""
-    before = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        module.train(before)
-
-
-def mixed_precision(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """Return an autocast context for `precision`. It does nothing for float32.
-
-    Weights are cast in every use. CUDA graphs would not update cached copies.
-    """
-    mixed = precision != torch.float32
-    return torch.autocast(device.type, precision if mixed else torch.bfloat16, enabled=mixed, cache_enabled=False)
-
-
-# ---- Inputs ----------------------------------------------------------------------------------------------------------
-
-
-def as_stream(images: Images) -> Iterator[Input]:
-    """Iterate over one image or many. A 4D array is a batch of images."""
-    if isinstance(images, Source):
-        return (SourceImage(images, index) for index in range(len(images)))
-    if isinstance(images, np.ndarray):
-        return iter(images if images.ndim == 4 else [images])
-    return iter([images] if isinstance(images, str | os.PathLike | bytes | Image.Image | SourceImage) else images)
-
-
-def expected_count(images: Images) -> int:
-    """Return the number of images, or an estimate if it is unknown."""
-    if isinstance(images, Source | list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4):
-        return len(images)
-    return 1 if isinstance(images, str | os.PathLike | bytes | np.ndarray | Image.Image | SourceImage) else STREAM
-
-
-def name_of(image: Input, index: int) -> str:
-    """Return the path of an image if it has one, otherwise "image {index}"."""
-    if isinstance(image, SourceImage):
-        return image.source.name(image.index)
-    if isinstance(image, str | os.PathLike):
-        return os.fspath(image)
-    if not isinstance(image, bytes | np.ndarray | Image.Image):
-        raise TypeError(f"images must be paths, bytes, uint8 arrays or Pillow images, got {type(image).__name__}")
-    return str(getattr(image, "filename", "")) or f"image {index}"
-
-
-def encoded(image: Input, value_range: ValueRange | None = None) -> StoredImage:
-    """Return the encoded bytes or the pixels of an image. See `Preprocessing` for `value_range`."""
-    if isinstance(image, SourceImage):
-        return image.source.image(image.index)
-    if isinstance(image, str | os.PathLike):
-        return read_regular(image)
-    if isinstance(image, Image.Image):
-        with _PILLOW:  # Pillow decodes lazily, and the same image can be in the input twice
-            return _pixels(image, value_range)
-    return image
-
-
-def _pixels(image: Image.Image, value_range: ValueRange | None) -> np.ndarray:
-    """Return the pixels of a Pillow image, rotated according to its EXIF orientation."""
-    try:
-        pixels = pixels_of(image, value_range)
-        orientation = 1 if image.format == "TIFF" else image.getexif().get(0x0112, 1)  # Pillow rotates TIFF files
-    except Exception as error:  # Pillow raises many kinds of exceptions
-        raise UnreadableImage(f"cannot be decoded: {' '.join(str(error).split()) or type(error).__name__}") from error
-    return upright(pixels, orientation if orientation in range(1, 9) else 1)
+# ---- Decoding threads ------------------------------------------------------------------------------------------------
 
 
 def decode_pool(workers: int) -> Executor:

@@ -16,7 +16,8 @@ from vitreous.common.checks import check_real, fail
 from vitreous.common.fonts import font_for
 from vitreous.common.text import single_spaced
 from vitreous.model.options import IGNORED
-from vitreous.report.plots import distinct, write_png
+from vitreous.report.colours import distinct
+from vitreous.report.plots import write_png
 
 
 def background_of(classes: Sequence[str]) -> int | None:

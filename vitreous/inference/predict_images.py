@@ -19,16 +19,17 @@ from vitreous.data.masks.layouts import mask_files
 from vitreous.data.sources.base import is_image_file, readable_extensions
 from vitreous.data.sources.tables import SUFFIXES as TABLES
 from vitreous.data.sources.tables import image_paths
-from vitreous.inference.engine import (
+from vitreous.inference.engine import Precision
+from vitreous.inference.image_inputs import Images
+from vitreous.inference.predictions import (
     Columns,
     Embedding,
-    Images,
     MultiLabelPrediction,
     NumberPrediction,
-    Precision,
     Prediction,
+    Segmentation,
 )
-from vitreous.inference.predictor import Embedder, Segmentation, predictor_for
+from vitreous.inference.predictor import Embedder, predictor_for
 from vitreous.inference.shards import is_container
 from vitreous.model.protocol import Model
 from vitreous.weights.load import load

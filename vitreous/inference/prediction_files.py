@@ -17,9 +17,16 @@ from PIL import Image
 from vitreous.common.atomic_files import atomic_file
 from vitreous.common.checks import fail, suggestion
 from vitreous.common.text import clean, json_text
-from vitreous.inference.engine import Columns, Embedding, MultiLabelPrediction, NumberPrediction, Prediction
 from vitreous.inference.mask_images import overlay, palette, with_legend, write_mask
-from vitreous.inference.predictor import Segmentation, SegmentPredictor
+from vitreous.inference.predictions import (
+    Columns,
+    Embedding,
+    MultiLabelPrediction,
+    NumberPrediction,
+    Prediction,
+    Segmentation,
+)
+from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.report.plots import is_written_here, write_png
 
 Result = Prediction | MultiLabelPrediction | NumberPrediction | Embedding

@@ -1,4 +1,4 @@
-"""Predictors for classification, regression, feature extraction and segmentation.
+"""Predictors for labels, numbers and features, and the choice of the predictor for a model.
 
 Images are preprocessed according to the model's `config.preprocessing`. The result for an image does not depend on the
 other images in its batch.
@@ -11,44 +11,27 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from vitreous.common.checks import Size, check_choice, check_fraction, check_whole, fail
-from vitreous.common.text import clean
+from vitreous.common.checks import check_choice, check_whole, fail
 from vitreous.common.threads import cores
-from vitreous.data.image import decode, fit, resize
+from vitreous.data.image import fit
 from vitreous.data.sources.base import StoredImage
 from vitreous.inference.cpu_backends import Backend
-from vitreous.inference.engine import (
-    NOT_A_NUMBER,
-    Columns,
-    Embedding,
-    Engine,
-    Images,
-    MultiLabelPrediction,
-    NumberPrediction,
-    Output,
-    Precision,
-    Prediction,
-    class_scores,
-    mean_scores,
-)
+from vitreous.inference.engine import NOT_A_NUMBER, Engine, Output, Precision
+from vitreous.inference.forward_pass import class_scores, mean_scores
 from vitreous.inference.fp8 import CALIBRATION_IMAGES, to_fp8
-from vitreous.inference.mask_images import background_of
+from vitreous.inference.image_inputs import Images
+from vitreous.inference.predictions import Columns, Embedding, MultiLabelPrediction, NumberPrediction, Prediction
+from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.base_config import ModelConfig, Task
 from vitreous.model.calibration import FRACTIONS, Calibration, check_coverage
-from vitreous.model.centre_crop import covering
-from vitreous.model.config import SegmenterConfig
 from vitreous.model.options import ClassToken, MultiLabel, Numbers
 from vitreous.model.protocol import Model
-from vitreous.model.segmenter import Segmenter, slide
 from vitreous.model.token_merging import merging
 from vitreous.model.top_labels import Label, class_probabilities, top_labels
 
@@ -442,124 +425,6 @@ def numbers(scores: Float[Tensor, "*b targets"], config: ModelConfig) -> Float[T
     assert isinstance(config.output, Numbers)
     mean, std = (torch.tensor(values, dtype=torch.float64) for values in (config.output.mean, config.output.std))
     return scores.cpu().double() * std + mean
-
-
-# ---- Masks -----------------------------------------------------------------------------------------------------------
-# An image is resized to cover the model's input size without changing its aspect ratio, and is processed in sliding
-# windows of the input size. The scores are resized to the original image size before the argmax.
-
-LONGEST = 16  # maximum aspect ratio, because elongated images need many windows and a lot of memory
-
-
-@dataclass(frozen=True)
-class Segmentation:
-    """Pixels and mask of an image, or an error message if the image could not be read."""
-
-    name: str
-    pixels: UInt8[np.ndarray, "h w c"] | None = None
-    mask: UInt8[np.ndarray, "h w"] | None = None  # indices of `labels`
-    labels: tuple[str, ...] = ()
-    error: str | None = None
-
-    def fractions(self, classes: int) -> list[float]:
-        """Return the fraction of pixels of each class."""
-        if self.mask is None:
-            raise ValueError(f"{self.name}: {self.error}")
-        return (np.bincount(self.mask.ravel(), minlength=classes) / self.mask.size).tolist()
-
-    def largest_classes(self) -> list[tuple[int, float]]:
-        """Return the index and the pixel fraction of each class in the mask, largest first."""
-        pairs = enumerate(self.fractions(len(self.labels)))
-        return sorted((pair for pair in pairs if pair[1]), key=lambda pair: -pair[1])
-
-    def record(self) -> dict[str, Any]:
-        """Return the result as a JSON object without the path."""
-        assert self.mask is not None
-        classes = [{"label": clean(self.labels[i]), "share": fraction} for i, fraction in self.largest_classes()]
-        return {"height": self.mask.shape[0], "width": self.mask.shape[1], "classes": classes}
-
-
-class SegmentPredictor(Engine):
-    """Predicts masks of images with a segmenter.
-
-    Args:
-        device, precision: See `Predictor`.
-        flip: Average scores over the image and its mirror image.
-        overlap: Overlap of neighbouring windows, as a fraction from 0 (inclusive) to 1 (exclusive).
-        batch_size: Maximum batch size. Only consecutive images of the same size are batched.
-        workers: Number of decoding threads. 0 decodes in the calling thread.
-    """
-
-    tasks, takes = ("segment",), "a segmenter"
-    max_pixels = 1 << 25
-    max_serving_batch = 1  # at full size, the scores of several images may not fit in memory
-    model: Segmenter
-    config: SegmenterConfig
-
-    def __init__(
-        self,
-        model: Model,
-        device: str | torch.device | None = None,
-        precision: Precision = "fp32",
-        flip: bool = False,
-        overlap: float = 0.5,
-        batch_size: int = 16,
-        workers: int = 4,
-    ):
-        check_fraction("overlap", overlap)
-        if precision == "int8":
-            fail("precision", precision, "fp32, bf16 or auto for a segmenter; for int8, use vitreous.export")
-        super().__init__(model, device, precision, batch_size, workers)
-        self.flip, self.overlap, self.background = flip, overlap, background_of(self.labels)
-
-    def answers(self) -> dict[Task, Callable[[Images], Iterator[Segmentation]]]:
-        return {"segment": self.stream}
-
-    def __call__(self, images: Images) -> list[Segmentation]:
-        """Segment one or more images, in order."""
-        return list(self.stream(images))
-
-    def stream(self, images: Images) -> Iterator[Segmentation]:
-        """Yield the segmentation of each image."""
-        return self.run(images, self._segment, Segmentation)
-
-    def decode(self, image: StoredImage) -> UInt8[Tensor, "c h w"]:
-        return decode(image, self.config.channels, value_range=self.config.preprocessing.value_range)
-
-    def _segment(self, pixels: UInt8[Tensor, "b c h w"]) -> list[Any]:
-        size = (pixels.shape[2], pixels.shape[3])
-        if max(size) > LONGEST * min(size):
-            return [f"the aspect ratio of {size[0]} x {size[1]} pixels exceeds {LONGEST}"] * len(pixels)
-        return [
-            (image.permute(1, 2, 0).numpy(), best_at(scores, size).cpu().numpy(), self.labels)
-            if scores.isfinite().all()
-            else NOT_A_NUMBER
-            for image, scores in zip(pixels, self.scores(pixels), strict=True)
-        ]
-
-    @torch.inference_mode()
-    def scores(self, pixels: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k sh sw"]:
-        """Compute the class scores at the working resolution (`sh` x `sw`), which the sliding windows cover."""
-        config = self.config
-        seen = covering((pixels.shape[2], pixels.shape[3]), config.image_size)
-        images = self.input(torch.stack([resize(one, seen, config.preprocessing.interpolation) for one in pixels]))
-        scores = slide(self.model, images, overlap=self.overlap)
-        if self.flip:
-            scores = scores + slide(self.model, images.flip(-1), overlap=self.overlap).flip(-1)
-        return scores
-
-
-def best_at(scores: Float[Tensor, "k sh sw"], size: Size) -> UInt8[Tensor, "h w"]:
-    """Resize scores to `size` and return the class with the highest score at each pixel."""
-    if tuple(scores.shape[1:]) == size:
-        return scores.argmax(0).to(torch.uint8)
-    highest = torch.full(size, -torch.inf, device=scores.device)
-    best = torch.zeros(size, dtype=torch.uint8, device=scores.device)
-    for index, plane in enumerate(scores):  # full-size scores of all classes could take gigabytes
-        resized = F.interpolate(plane[None, None].float(), size, mode="bilinear", align_corners=False)[0, 0]
-        better = resized > highest
-        highest, best = torch.where(better, resized, highest), torch.where(better, index, best)
-    return best
 
 
 # ---- Choice of predictor ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from vitreous.common.checks import BadValue, Size
 from vitreous.common.text import clean
 from vitreous.data.image import UnreadableImage, fit
 from vitreous.explanation.attention_and_logit_lens import no_step
-from vitreous.inference.engine import evaluation_mode, model_input
+from vitreous.inference.forward_pass import evaluation_mode, model_input
 from vitreous.inference.predict_images import expand
 from vitreous.model.protocol import Model
 

@@ -1,9 +1,9 @@
 """HTTP server: an API (api/) and a web page that visualises a model's internals (inspect/).
 
-A request passes through connection.py (HTTP), requests.py (middleware, limits, image checks), a route and
-batch_queue.py (queueing, batching and worker threads). models.py loads the models, metrics.py counts requests,
-errors.py defines error responses, and app.py assembles and runs the server. This file does not import torch, which
-keeps the command line fast.
+A request passes through connection.py (HTTP), middleware.py (limits, API key, origins), a route, requests.py (its model
+and image) and batch_queue.py (queueing, batching and worker threads). models.py loads the models, metrics.py counts
+requests, errors.py defines error responses, and app.py assembles and runs the server. This file does not import torch,
+which keeps the command line fast.
 """
 
 from collections.abc import Sequence

@@ -33,8 +33,8 @@ from vitreous.serving.batch_queue import BATCH_WORKERS, Scheduler
 from vitreous.serving.connection import Connection
 from vitreous.serving.errors import ApiError
 from vitreous.serving.metrics import Metrics, prometheus_text
+from vitreous.serving.middleware import OPEN, Middleware, is_loopback
 from vitreous.serving.models import ServedModel, add_gallery, check_capacity, load_models
-from vitreous.serving.requests import OPEN, Middleware, is_loopback
 from vitreous.serving.settings import Settings
 
 KEEP_ALIVE = 60  # seconds before an idle connection is closed

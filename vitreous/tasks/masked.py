@@ -15,7 +15,7 @@ from vitreous.common.rng import SampleRng
 from vitreous.data import DataSet, Source
 from vitreous.data.augment.batch import augment
 from vitreous.data.loader import Batch, Reader, Request
-from vitreous.inference.engine import evaluation_mode
+from vitreous.inference.forward_pass import evaluation_mode
 from vitreous.model import Model, ViTConfig
 from vitreous.model.inputs import denormalise, normalise
 from vitreous.model.masked import Filled, MaskedAutoencoder, MaskedPatchPrediction

@@ -21,7 +21,7 @@ from vitreous.common.text import plural
 from vitreous.data import Augmentation, Batch, DataSet, Source, open_masked
 from vitreous.data.augment.batch import augment_with_masks
 from vitreous.inference.mask_images import background_of, hex_colours, overlay
-from vitreous.inference.predictor import SegmentPredictor
+from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model import Model, ModelConfig, Segmenter, SegmenterConfig
 from vitreous.model.build import build_segmenter
 from vitreous.model.config import EncoderConfig

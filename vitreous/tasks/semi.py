@@ -24,13 +24,14 @@ from vitreous.common.checks import fail
 from vitreous.common.distributed import World
 from vitreous.common.progress import ProgressLines, silent
 from vitreous.common.rng import SampleRng
-from vitreous.data.augment.batch import augment, mix
+from vitreous.data.augment.batch import augment
 from vitreous.data.augment.config import Augmentation
+from vitreous.data.augment.mixing import mix
 from vitreous.data.loader import UNLABELLED_SEED, Batch
 from vitreous.data.open import is_same_data, open_unlabelled
 from vitreous.data.sources.arrays import read_npz
 from vitreous.data.sources.base import DataSet, without_labels
-from vitreous.inference.engine import evaluation_mode
+from vitreous.inference.forward_pass import evaluation_mode
 from vitreous.inference.predictor import Predictor
 from vitreous.model.inputs import normalise
 from vitreous.model.protocol import Model

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitreous.common.checks import fail
 from vitreous.data import Batch
-from vitreous.inference.engine import evaluation_mode, mixed_precision
+from vitreous.inference.forward_pass import evaluation_mode, mixed_precision
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import Task
 from vitreous.tasks.config import TrainConfig

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from vitreous.common.distributed import World
 from vitreous.common.rng import SampleRng
-from vitreous.data.augment.batch import draw_flips
 from vitreous.data.augment.config import Augmentation
+from vitreous.data.augment.operations import draw_flips
 from vitreous.data.loader import Batch, BatchSlice, Request, schedule
 from vitreous.data.sources.base import DataSet, Source
 from vitreous.evaluation.features import slices
-from vitreous.inference.engine import evaluation_mode, mixed_precision
+from vitreous.inference.forward_pass import evaluation_mode, mixed_precision
 from vitreous.model.options import Dropout
 from vitreous.model.protocol import Model, ModelConfig
 from vitreous.tasks.all_tasks import TASKS

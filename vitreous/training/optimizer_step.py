@@ -15,7 +15,7 @@ from torch.optim.sgd import sgd
 
 from vitreous.common.distributed import World
 from vitreous.data.loader import Batch
-from vitreous.inference.engine import mixed_precision
+from vitreous.inference.forward_pass import mixed_precision
 from vitreous.model.protocol import Model
 from vitreous.tasks.base import Task
 from vitreous.tasks.config import Optim

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image, features
 
 from images import as_array, difference, encoded, jpeg_decoder, smooth
-from vitreous.data.image import UnreadableImage, decode, decoding, fit, random_resized_crop, resize, size_of
+from vitreous.data.image import UnreadableImage, decode, decoding, fit, jpeg, random_resized_crop, resize, size_of
 from vitreous.data.image.crop import crop_box
 from vitreous.data.image.decoding import MAX_BYTES, MAX_PIXELS, reserve_memory
 from vitreous.model.options import Preprocessing
@@ -49,9 +49,9 @@ def bomb(height: int, width: int) -> bytes:
 
 def tall_jpeg(height: int) -> bytes:
     data = encoded(smooth(8, 60_000), "JPEG")
-    header = decoding.read_jpeg_header(data)
+    header = jpeg.read_jpeg_header(data)
     assert header is not None
-    return decoding._with_height(data, header, height)
+    return jpeg._with_height(data, header, height)
 
 
 BROKEN: dict[str, tuple[Callable[[], bytes | np.ndarray], str]] = {

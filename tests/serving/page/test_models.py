@@ -14,7 +14,7 @@ from live_server import Live, in_thread
 from vitreous.data.image import decode
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images, position_similarity
 from vitreous.inference.mask_images import hex_colours
-from vitreous.inference.predictor import SegmentPredictor
+from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.calibration import FRACTIONS, Calibration
 from vitreous.page.examples import load_examples
 from vitreous.page.model_facts import model_facts

@@ -1,7 +1,8 @@
 """Augmentation of training batches.
 
-config.py: the `Augmentation` config; does not import torch. batch.py: flips, RandAugment, TrivialAugment,
-3-Augment, colour jitter, random erasing, mixup and CutMix on whole batches.
+config.py: the `Augmentation` config; does not import torch. The others augment whole batches: batch.py applies a
+config; policies.py has RandAugment, TrivialAugment and 3-Augment, operations.py flips, shifts, colours and blurs, and
+mixing.py mixup and CutMix.
 """
 
 from vitreous.data.augment.config import Augmentation

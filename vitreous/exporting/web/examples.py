@@ -13,7 +13,7 @@ from vitreous.data.image import fit
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.pca_and_similarity import cosines
 from vitreous.explanation.rollout_relevance_occlusion import importance_map
-from vitreous.inference.engine import model_input
+from vitreous.inference.forward_pass import model_input
 from vitreous.model.protocol import Model
 from vitreous.page import results
 from vitreous.page.examples import Example

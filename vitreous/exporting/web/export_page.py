@@ -25,7 +25,7 @@ from vitreous.exporting.web.examples import write_example
 from vitreous.exporting.web.graphs import IMAGE, TARGET, export_outputs, export_relevance, export_walk, walk_shapes
 from vitreous.exporting.web.runtime import runtime_files
 from vitreous.exporting.web.shared_weights import write_graphs
-from vitreous.inference.engine import evaluation_mode
+from vitreous.inference.forward_pass import evaluation_mode
 from vitreous.inference.predict_images import open_model
 from vitreous.model.options import AttentionPool, MultiLabel
 from vitreous.model.protocol import Model, UnsupportedModel, require_attention

@@ -15,22 +15,17 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.inference.engine import (
+from vitreous.inference.image_inputs import Images
+from vitreous.inference.mask_images import background_of, hex_colours, palette
+from vitreous.inference.predictions import (
     Embedding,
-    Images,
     MultiLabelPrediction,
     NumberPrediction,
     Prediction,
+    Segmentation,
     label_records,
 )
-from vitreous.inference.mask_images import background_of, hex_colours, palette
-from vitreous.inference.predictor import (
-    NOT_CALIBRATED,
-    MultiLabelPredictor,
-    RegressPredictor,
-    Segmentation,
-    interpret,
-)
+from vitreous.inference.predictor import NOT_CALIBRATED, MultiLabelPredictor, RegressPredictor, interpret
 from vitreous.model.base_config import Task
 from vitreous.serving.api import schemas
 from vitreous.serving.api.schemas import (

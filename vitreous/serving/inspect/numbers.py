@@ -19,7 +19,7 @@ from vitreous.explanation.rollout_relevance_occlusion import (
 )
 from vitreous.explanation.switch_off import head_effects
 from vitreous.inference.mask_images import hex_colours
-from vitreous.inference.predictor import LONGEST
+from vitreous.inference.segment_predictor import LONGEST
 from vitreous.model.segmenter import Segmenter, slide
 from vitreous.model.tokens import Features
 from vitreous.page import results

@@ -25,8 +25,8 @@ from vitreous.data.image import UnreadableImage, decode, fit, resize, size_of
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, capture
 from vitreous.explanation.result import class_index
 from vitreous.explanation.switch_off import SwitchedOff, switch_off
-from vitreous.inference.engine import model_input
-from vitreous.inference.predictor import LONGEST
+from vitreous.inference.forward_pass import model_input
+from vitreous.inference.segment_predictor import LONGEST
 from vitreous.model.centre_crop import covering
 from vitreous.model.config import ViTConfig
 from vitreous.model.protocol import Model, UnsupportedModel, require_attention

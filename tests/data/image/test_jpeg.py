@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from images import difference, encoded, jpeg_decoder, smooth
-from vitreous.data.image import decode, decoding, size_of
+from vitreous.data.image import decode, jpeg, size_of
 
 
 @pytest.fixture(params=["simplejpeg", "Pillow"])
@@ -70,14 +70,14 @@ def test_partial_decoding_gives_the_same_rows(
     size: tuple[int, int], subsampling: int, factor: int, restarts: bool, data: st.DataObject
 ) -> None:
     pytest.importorskip("simplejpeg")
-    decoding._simplejpeg.cache_clear()
+    jpeg._simplejpeg.cache_clear()
     noise = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     file = encoded(noise, "JPEG", subsampling=subsampling, **({"restart_marker_rows": 1} if restarts else {}))
-    header = decoding.read_jpeg_header(file)
+    header = jpeg.read_jpeg_header(file)
     assert header is not None
     bottom = data.draw(st.integers(1, size[0]))
-    whole = decoding.decode_rows(file, header, False, factor, size[0])
-    part = decoding.decode_rows(file, header, False, factor, bottom)
+    whole = jpeg.decode_rows(file, header, False, factor, size[0])
+    part = jpeg.decode_rows(file, header, False, factor, bottom)
     if whole is None or part is None:  # Pillow decodes tiny images whose scales collide
         assert min(size) < 8
         return

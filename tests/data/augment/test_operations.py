@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 
-from vitreous.data.augment import batch
+from vitreous.data.augment import operations
 
 
 def smooth(b: int, h: int, w: int) -> Tensor:
@@ -33,7 +33,7 @@ def check_nearly_equal(result: Tensor, expected: Tensor) -> None:
 def test_shear_matches_pillow(amount: float) -> None:
     images = smooth(2, 40, 60)
     amounts = torch.tensor([amount, 0.15])
-    along_x, along_y = batch.warp(images, shear_x=amounts), batch.warp(images, shear_y=amounts)
+    along_x, along_y = operations.warp(images, shear_x=amounts), operations.warp(images, shear_y=amounts)
     for i, a in enumerate(amounts.tolist()):
         check_nearly_equal(along_x[i], pillow_affine(images[i], (1, a, 0, 0, 1, 0)))
         check_nearly_equal(along_y[i], pillow_affine(images[i], (1, 0, 0, a, 1, 0)))
@@ -42,7 +42,7 @@ def test_shear_matches_pillow(amount: float) -> None:
 @pytest.mark.parametrize("degrees", [-135.0, -30.0, 0.0, 7.0, 90.0])
 def test_rotation_matches_pillow(degrees: float) -> None:
     images = smooth(2, 40, 40)
-    result = batch.warp(images, degrees=torch.tensor([degrees, 20.0]))
+    result = operations.warp(images, degrees=torch.tensor([degrees, 20.0]))
     for i, angle in enumerate((degrees, 20.0)):
         image = Image.fromarray(images[i].permute(1, 2, 0).numpy())
         expected = image.rotate(angle, Image.Resampling.BILINEAR, fillcolor=(128,) * 3)
@@ -51,12 +51,12 @@ def test_rotation_matches_pillow(degrees: float) -> None:
 
 def test_shifts_are_rounded_to_pixels() -> None:
     images = torch.randint(0, 256, (3, 3, 12, 16), dtype=torch.uint8)
-    right = batch.warp(images, right=torch.tensor([3.0, -2.9, 40.0]))
+    right = operations.warp(images, right=torch.tensor([3.0, -2.9, 40.0]))
     assert torch.equal(right[0, :, :, 3:], images[0, :, :, :-3])
     assert torch.equal(right[1, :, :, :-2], images[1, :, :, 2:])
     assert (right[0, :, :, :3] == 128).all()
     assert (right[2] == 128).all()
-    down = batch.warp(images, down=torch.tensor([1.0, 0.0, -5.0]))
+    down = operations.warp(images, down=torch.tensor([1.0, 0.0, -5.0]))
     assert torch.equal(down[0, :, 1:], images[0, :, :-1])
     assert torch.equal(down[1], images[1])
     assert torch.equal(down[2, :, :-5], images[2, :, 5:])
@@ -64,7 +64,7 @@ def test_shifts_are_rounded_to_pixels() -> None:
 
 def test_flip() -> None:
     images = torch.randint(0, 256, (2, 3, 5, 6), dtype=torch.uint8)
-    flipped = batch.flip(images, torch.tensor([True, False]))
+    flipped = operations.flip(images, torch.tensor([True, False]))
     assert torch.equal(flipped[0], images[0].flip(-1))
     assert torch.equal(flipped[1], images[1])
 
@@ -74,7 +74,7 @@ def test_padded_crop_equals_a_window_of_the_reflected_image(size: tuple[int, int
     images = torch.randint(0, 256, (50, 3, *size), dtype=torch.uint8)
     places = torch.rand(50, 2)
     places[0], places[1] = 0, 1 - 2**-24
-    cropped = batch.padded_crop(images, places)
+    cropped = operations.padded_crop(images, places)
     pad = (size[0] // 8, size[1] // 8)
     for image, crop, (y, x) in zip(images.numpy(), cropped.numpy(), places.tolist(), strict=True):
         padded = np.pad(image, [(0, 0), (pad[0], pad[0]), (pad[1], pad[1])], mode="reflect")
@@ -109,18 +109,18 @@ def difference(a: Tensor, b: Tensor) -> int:
 FACTORS = torch.tensor([0.0, 0.1, 1.0, 1.45, 1.9])
 
 WITH_STRENGTH: dict[str, tuple[Callable[..., Tensor], Callable[[Image.Image, float], Image.Image], Tensor, int]] = {
-    "brightness": (batch.brightness, lambda image, f: ImageEnhance.Brightness(image).enhance(f), FACTORS, 1),
-    "contrast": (batch.contrast, lambda image, f: ImageEnhance.Contrast(image).enhance(f), FACTORS, 1),
-    "saturation": (batch.saturation, lambda image, f: ImageEnhance.Color(image).enhance(f), FACTORS, 1),
-    "sharpness": (batch.sharpness, lambda image, f: ImageEnhance.Sharpness(image).enhance(f), FACTORS, 1),
+    "brightness": (operations.brightness, lambda image, f: ImageEnhance.Brightness(image).enhance(f), FACTORS, 1),
+    "contrast": (operations.contrast, lambda image, f: ImageEnhance.Contrast(image).enhance(f), FACTORS, 1),
+    "saturation": (operations.saturation, lambda image, f: ImageEnhance.Color(image).enhance(f), FACTORS, 1),
+    "sharpness": (operations.sharpness, lambda image, f: ImageEnhance.Sharpness(image).enhance(f), FACTORS, 1),
     "posterize": (
-        batch.posterize,
+        operations.posterize,
         lambda image, f: ImageOps.posterize(image, int(f)),
         torch.tensor([1.0, 2, 4, 7, 8]),
         0,
     ),
     "solarize": (
-        batch.solarize,
+        operations.solarize,
         lambda image, f: ImageOps.solarize(image, f),  # type: ignore[arg-type]
         torch.tensor([0.0, 50.5, 128, 200, 256]),
         0,
@@ -139,17 +139,17 @@ def test_operations_with_a_strength_match_pillow(images: Tensor, name: str) -> N
 @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
 def test_operations_without_a_strength_match_pillow(images: Tensor, name: str) -> None:
     expected = pillow(images, lambda image, _: getattr(ImageOps, name)(image), torch.zeros(5))
-    assert difference(getattr(batch, name)(images), expected) == 0
+    assert difference(getattr(operations, name)(images), expected) == 0
 
 
 def test_solarizing_with_threshold_zero_inverts(images: Tensor) -> None:
-    assert torch.equal(batch.solarize(images, torch.zeros(5)), 255 - images)
+    assert torch.equal(operations.solarize(images, torch.zeros(5)), 255 - images)
 
 
 def test_blur_is_gaussian(images: Tensor) -> None:
     ndimage = pytest.importorskip("scipy.ndimage")
     sigma = torch.tensor([0.1, 0.5, 1.0, 1.5, 2.0])
-    result = batch.blur(images, sigma)
+    result = operations.blur(images, sigma)
     for image, blurred, s in zip(images, result, sigma.tolist(), strict=True):
         exact = ndimage.gaussian_filter(image.numpy().astype(float), (0, s, s), truncate=8)
         inner = np.abs(blurred.numpy() - exact)[:, 8:-8, 8:-8]
@@ -162,15 +162,15 @@ def test_blur_is_gaussian(images: Tensor) -> None:
 def test_jitter_applies_three_operations_in_each_order() -> None:
     images = torch.randint(0, 256, (6, 3, 12, 14), dtype=torch.uint8)
     factors = torch.rand(6, 3) + 0.8  # without clipping at white, the order would not matter
-    parts = [batch.brightness, batch.contrast, batch.saturation]
+    parts = [operations.brightness, operations.contrast, operations.saturation]
     orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
-    result = batch.jitter(images, factors, torch.arange(6))
+    result = operations.jitter(images, factors, torch.arange(6))
     for i, order in enumerate(orders):
         expected = images[i : i + 1]
         for part in order:
             expected = parts[part](expected, factors[i : i + 1, part])
         assert difference(result[i : i + 1], expected) <= 3  # jitter rounds once, not after each operation
-    assert not torch.equal(batch.jitter(images, factors, torch.zeros(6).long())[5], result[5])
+    assert not torch.equal(operations.jitter(images, factors, torch.zeros(6).long())[5], result[5])
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4])
@@ -178,19 +178,19 @@ def test_any_number_of_channels(channels: int) -> None:
     images = torch.randint(0, 256, (4, channels, 9, 11), dtype=torch.uint8)
     strengths = torch.tensor([0.5, 0.9, 1.2, 1.5])
     for operation in (
-        batch.brightness,
-        batch.contrast,
-        batch.saturation,
-        batch.sharpness,
-        batch.blur,
+        operations.brightness,
+        operations.contrast,
+        operations.saturation,
+        operations.sharpness,
+        operations.blur,
     ):
         assert operation(images, strengths).shape == images.shape
-    assert batch.equalize(images).shape == batch.autocontrast(images).shape == images.shape
+    assert operations.equalize(images).shape == operations.autocontrast(images).shape == images.shape
     if channels == 1:  # grey images have no saturation
-        assert torch.equal(batch.saturation(images, torch.zeros(4)), images)
+        assert torch.equal(operations.saturation(images, torch.zeros(4)), images)
 
 
 def test_tiny_images_are_unchanged() -> None:
     images = torch.randint(0, 256, (2, 3, 1, 2), dtype=torch.uint8)
-    assert torch.equal(batch.sharpness(images, torch.tensor([0.0, 2.0])), images)
-    assert torch.equal(batch.equalize(images), images)
+    assert torch.equal(operations.sharpness(images, torch.tensor([0.0, 2.0])), images)
+    assert torch.equal(operations.equalize(images), images)
