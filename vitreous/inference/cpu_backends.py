@@ -356,7 +356,7 @@ def _read_times(key: str, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def _write_times(key: str, seconds: Mapping[str, float]) -> None:
-    """Store times. Each key has a file of its own, which is replaced in one step, so processes do not interfere."""
+    """Store times. There is one file per key, which is replaced in one step, so processes do not interfere."""
     try:
         with atomic_file(_cache_file(key)) as aside:
             aside.write_text(json.dumps(seconds))
