@@ -1,11 +1,11 @@
 """Functions of a batch of images on a CPU, computed by PyTorch, onnxruntime or OpenVINO.
 
-The fastest backend depends on the processor, the model and the precision, so that it is measured on images of the first
-large job. The result is stored below VITREOUS_CACHE, and the next start does not measure again. If a backend was
+The fastest backend depends on the processor, the model and the precision. It is measured on images of the first large
+job. The result is stored below VITREOUS_CACHE, and the next start does not measure again. If a backend was
 requested and fails, ValueError is raised; "auto" uses another one.
 
-To write a model for another runtime takes several seconds, which small jobs do not save. A backend is therefore chosen
-at the start of a job that, together with earlier ones, needs about as long with PyTorch.
+Writing a model for another runtime takes several seconds, which small jobs do not save. A backend is therefore chosen
+when a job, together with earlier ones, takes about as long with PyTorch.
 """
 
 import functools

@@ -184,8 +184,8 @@ class SemiSupervised:
     train is used."""
     semi: Literal["noisy-student", "consistency", "meta-pseudo-labels"] = "noisy-student"
     """noisy-student: learn the predictions of a teacher, several times in a row (arXiv 1911.04252); consistency: learn
-    one's own confident predictions for weakly augmented images (FixMatch, arXiv 2001.07685); meta-pseudo-labels: the
-    teacher learns from the progress of its student (arXiv 2003.10580)."""
+    the model's own confident predictions for weakly augmented images (FixMatch, arXiv 2001.07685); meta-pseudo-labels:
+    the teacher learns from the progress of its student (arXiv 2003.10580)."""
     unlabelled_ratio: int = 7
     """Unlabelled images per labelled image in a batch; --batch-size counts only the labelled images."""
     unlabelled_weight: float = 1.0
