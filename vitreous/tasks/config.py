@@ -363,13 +363,13 @@ class TrainConfig:
     """Activation checkpointing: recompute blocks in the backward pass to save memory."""
 
     evaluate_every: int | None = None
-    """Number of epochs between evaluations and checkpoints."""
+    """Number of epochs between evaluations."""
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
     keep: int = 0
     """Number of earlier checkpoints to keep besides last/ and best/."""
     save_minutes: float = 5.0
-    """Maximum minutes between checkpoints within an epoch."""
+    """Maximum minutes between checkpoints."""
     max_unreadable: float | None = None
     """Maximum fraction of unreadable training images before the run fails; 0.05 by default."""
     track: Literal["tensorboard", "wandb", "mlflow", "trackio"] | None = None
