@@ -54,7 +54,7 @@ class Result:
     full_seconds: float  # per step, median
     mae_seconds: float
     ratio: float  # full / MAE, median over rounds; above 1, MAE is faster
-    decoder_share: float  # block parameters of the decoder / encoder
+    decoder_fraction: float  # block parameters of the decoder / encoder
 
 
 def noise(batch_size: int, side: int) -> DataSet:
@@ -131,7 +131,7 @@ def main(options: Options) -> None:
     setting = f"{where}, {how}, batch {options.batch_size}, {options.image_size} px, {options.mask_rate:.0%} masked"
     rows = [
         [row.model, f"{row.full_seconds * 1e3:.1f}", f"{row.mae_seconds * 1e3:.1f}", f"{row.ratio:.2f}",
-         f"{row.decoder_share:.1%}"]
+         f"{row.decoder_fraction:.1%}"]
         for row in results
     ]  # fmt: skip
     publish(setting, ["model", "full step, ms", "MAE step, ms", "full / MAE", "decoder / encoder"], rows, results,

@@ -97,7 +97,7 @@ def main(options: Options) -> None:
     images, labels = comparison_images(model.config, splits.val, options.images)
     models: dict[ExportPrecision, Model] = {"int8-weights": quantise_weights(model)}
     models["int8"] = quantise(model, calibration_images(model.config, splits.train))
-    share = _int8_share(models["int8"], model)
+    fraction = _int8_fraction(models["int8"], model)
     sessions = {"PyTorch bf16": torch_session(model, torch.bfloat16)}
     sizes = {"PyTorch bf16": 0}
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +123,7 @@ def main(options: Options) -> None:
         results.append(Result(row.precision, row.agreement, row.accuracy, row.error, rate, speed, cpu, row.bytes))
     setting = (
         f"{model.config.summary}, {plural(len(images), 'image')}, batch {options.batch}, "
-        f"{plural(options.threads, 'thread')}, int8: {share:.0%} of the multiplications of linear layers"
+        f"{plural(options.threads, 'thread')}, int8: {fraction:.0%} of the multiplications of linear layers"
     )
     table = [_cells(result) for result in results]
     columns = ["system", "same labels", "accuracy", "error", "images/s", "speed", "CPU ms/image", "MB"]
@@ -137,7 +137,7 @@ def _cells(result: Result) -> list[str]:
     return [result.system, *fractions, *numbers, f"{1e3 * result.cpu_seconds:.0f}", f"{result.bytes / 1e6:.1f}"]
 
 
-def _int8_share(quantised: Model, model: Model) -> float:
+def _int8_fraction(quantised: Model, model: Model) -> float:
     names = {name for name, layer in quantised.named_modules() if isinstance(layer, Int8Linear)}
     costs = {name: layer.weight.numel() for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
     return sum(cost for name, cost in costs.items() if name in names) / sum(costs.values())

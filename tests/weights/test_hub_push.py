@@ -11,8 +11,9 @@ import torch
 from hub_server import TOKEN, Hub
 from hub_subprocess import Client, error_of, files_of
 from vitreous import create
+from vitreous.model.int8 import Int8Scales
 from vitreous.weights.load import load, save
-from vitreous.weights.native import STATISTICS, set_statistics
+from vitreous.weights.native import INT8, STATISTICS, set_int8_scales, set_statistics
 
 
 def test_pushed_model_loads_bit_identically(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
@@ -135,6 +136,18 @@ def test_push_uploads_exactly_the_checkpoint_in_one_commit(
     assert hub.repositories["me/command"].private
     logits = client.call("load", str(pets))["logits"]
     assert client.call("load", "hf-hub:me/command", token=TOKEN)["logits"] == logits
+
+
+def test_int8_scales_are_pushed_and_downloaded(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:
+    model = load(pets)
+    scales = Int8Scales({"encoder.blocks.0.mlp.up": (torch.ones(model.config.feature_width), (-1.0, 1.0))})
+    set_int8_scales(model, scales)
+    save(model, tmp_path / "pets")
+    assert client.call("command", "push", str(tmp_path / "pets"), "me/int8", token=TOKEN)["status"] == 0
+    assert pushed(hub, "me/int8")[INT8] == (tmp_path / "pets" / INT8).read_bytes()
+    hub.requests.clear()
+    client.call("load", "hf-hub:me/int8", token=TOKEN)
+    assert any(request.method == "GET" and request.path.endswith(INT8) for request in hub.requests)
 
 
 def test_push_keeps_an_edited_card_and_can_be_public(hub: Hub, client: Client, pets: Path, tmp_path: Path) -> None:

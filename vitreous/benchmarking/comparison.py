@@ -217,7 +217,7 @@ def _pixels(config: ModelConfig) -> str:
 
 
 def _free(device: torch.device) -> None:
-    """Forget all compiled code and CUDA graphs, whose number torch limits."""
+    """Drop all compiled code and CUDA graphs, because torch limits their number."""
     torch.compiler.reset()
     gc.collect()
     if device.type == "cuda":

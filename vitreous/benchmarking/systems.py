@@ -78,7 +78,7 @@ class Case:
 
 
 def comparable(config: ModelConfig) -> ModelConfig:
-    """Return the config without what only some libraries have: noise in training, and the approximation of GELU."""
+    """Return the config without options that only some libraries have: stochastic depth, and the tanh form of GELU."""
     changes: dict[str, Any] = {"stochastic_depth": 0.0} if hasattr(config, "stochastic_depth") else {}
     return config.override(changes | ({"mlp": Gelu("erf")} if has_tanh(config) else {}))
 

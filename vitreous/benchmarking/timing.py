@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vitreous.common.text import single_spaced
 
-SETUP_SHARE = 0.6  # of the time limit; systems that are not set up by then are skipped
+SETUP_FRACTION = 0.6  # of the time limit; systems that are not set up by then are skipped
 ROUND_SECONDS, MOST_STEPS = 0.3, 50  # of a system in a round
 TIME_LIMIT = "skipped: time limit"
 
@@ -72,7 +72,7 @@ def alternate(
     """
     started = clock()
     for contender in contenders:
-        if clock() - started > SETUP_SHARE * seconds:
+        if clock() - started > SETUP_FRACTION * seconds:
             contender.error = TIME_LIMIT
         else:
             _guarded(contender, contender.set_up, clock)

@@ -1,9 +1,10 @@
 """Explanations of a model's predictions: patch importance maps, faithfulness tests, and figures of the weights.
 
 `attention_and_logit_lens` captures a forward pass. `rollout_relevance_occlusion` uses the tokens for importance maps,
-and tests the faithfulness of the maps. `pca_and_similarity` compares patches, positions and filters. `draw` overlays
-maps on the image, `explain_report` writes figures and report.html, and `explain_image` implements `vitreous.explain`.
-Only the names in `methods` are imported immediately, because `vitreous --help` needs them and must not import torch.
+and tests the faithfulness of the maps. `pca_and_similarity` compares patches, positions and filters. `switch_off`
+removes heads, layers or positions. `result` computes the requested methods. `draw` overlays maps on the image,
+`explain_report` writes figures and report.html, and `explain_image` implements `vitreous.explain`. Only the names in
+`methods` are imported immediately, because `vitreous --help` needs them and must not import torch.
 """
 
 from typing import TYPE_CHECKING

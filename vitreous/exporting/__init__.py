@@ -3,7 +3,8 @@
 `export_model` implements `vitreous.export`. `graph` traces the model from decoded images to the `outputs`. Inside,
 `preprocess` computes the same pixels as the predictor, with the matrices of `resample`. `runtimes` writes and runs the
 files, `metadata` describes them, and `validate` compares them with the predictor on real images. `quantise` makes int8
-models, and `compare_precisions` chooses the precision. web/ writes the web page with a model that runs in the browser.
+models, also for `vitreous.quantise` (`quantise_checkpoint`), and `compare_precisions` chooses the precision. web/
+writes the web page with a model that runs in the browser.
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
 """Functions of a batch of images on a CPU, computed by PyTorch, onnxruntime or OpenVINO.
 
-The fastest backend depends on the processor, the model and the precision, so that it is measured on images of the first
-large job. The result is stored below VITREOUS_CACHE, and the next start does not measure again. If a backend was
+The fastest backend depends on the processor, the model and the precision. It is measured on images of the first large
+job. The result is stored below VITREOUS_CACHE, and the next start does not measure again. If a backend was
 requested and fails, ValueError is raised; "auto" uses another one.
 
-To write a model for another runtime takes several seconds, which small jobs do not save. A backend is therefore chosen
-at the start of a job that, together with earlier ones, needs about as long with PyTorch.
+Writing a model for another runtime takes several seconds, which small jobs do not save. A backend is therefore chosen
+when a job, together with earlier ones, takes about as long with PyTorch.
 """
 
 import functools
@@ -356,7 +356,7 @@ def _read_times(key: str, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def _write_times(key: str, seconds: Mapping[str, float]) -> None:
-    """Store times. Each key has a file of its own, which is replaced in one step, so processes do not interfere."""
+    """Store times. There is one file per key, which is replaced in one step, so processes do not interfere."""
     try:
         with atomic_file(_cache_file(key)) as aside:
             aside.write_text(json.dumps(seconds))

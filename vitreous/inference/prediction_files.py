@@ -135,7 +135,7 @@ def _write_parquet(results: Iterable[Result], path: Path, columns: Columns) -> N
                 file.write_table(_feature_table(arrow, schema, features, columns.width))
             return
         found = map(as_dict, results)
-        # The best label and the numbers are columns of their own.
+        # The best label and the numbers are separate columns.
         rows = ({**row, **next(iter(row.get("predictions", ())), {}), **row.get("values", {})} for row in found)
         while group := list(itertools.islice(rows, ROW_GROUP)):
             file.write_table(arrow.Table.from_pylist(group, schema=schema))

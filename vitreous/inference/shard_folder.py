@@ -94,7 +94,7 @@ def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> No
 
 
 def _change(key: str, before: object, now: object) -> str:
-    if isinstance(now, dict) or isinstance(before, dict):  # hashes say nothing to a reader
+    if isinstance(now, dict) or isinstance(before, dict):  # hashes are not readable
         return f"the {key} changed"
     return f"{key} was {before!r} and is now {now!r}"
 

@@ -1,7 +1,8 @@
 """Fused GPU kernels in Triton, each beside the plain PyTorch operation that it must equal.
 
-`model/fused_encoder.py` uses them for the blocks of a ViT in 16-bit precision on an NVIDIA GPU, and `model/swin.py` for
-attention in windows. Set VITREOUS_KERNELS=off to use plain PyTorch everywhere.
+`model/fused_encoder.py` uses them for the blocks of a ViT in 16-bit precision on an NVIDIA GPU, and
+`model/swin_block.py` for attention in windows. `parity` compares them with PyTorch before they are used. Set
+VITREOUS_KERNELS=off to use plain PyTorch everywhere.
 """
 
 import functools

@@ -40,7 +40,7 @@ def bias_gelu(
 
 @triton.jit
 @no_type_check
-def _share(x, KIND: tl.constexpr):
+def _factor(x, KIND: tl.constexpr):
     """Return the factor of x in GELU(x). The approximation by tanh is x * sigmoid(2u)."""
     if KIND == "erf":
         return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
@@ -53,12 +53,12 @@ def _share(x, KIND: tl.constexpr):
 @no_type_check
 def _slope(x, KIND: tl.constexpr):
     """Return the derivative of GELU at x."""
-    share = _share(x, KIND)
+    factor = _factor(x, KIND)
     if KIND == "erf":
-        return share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+        return factor + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
     if KIND == "tanh":
-        return share + x * share * (1.0 - share) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
-    return share + 1.702 * x * share * (1.0 - share)
+        return factor + x * factor * (1.0 - factor) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+    return factor + 1.702 * x * factor * (1.0 - factor)
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def _forward(
     place = row[:, None].to(tl.int64) * width + column[None]
     value = tl.load(x + place, mask=valid, other=0.0).to(tl.float32)
     value += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)[None]
-    value *= _share(value, KIND)
+    value *= _factor(value, KIND)
     if FP8:
         value = divided(value, fp8_scale)
     tl.store(out + place, value, mask=valid)

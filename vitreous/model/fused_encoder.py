@@ -23,7 +23,7 @@ from vitreous.model.fp8_linear import Fp8Linear, input_scale
 
 LINEAR, NORM, DROPOUT = (nn.Linear, Fp8Linear), (nn.LayerNorm,), (nn.Dropout,)
 OPTIONAL_NORM, OPTIONAL_SCALE = (nn.Identity, nn.LayerNorm), (nn.Identity, LayerScale)
-# The parts of each module, and the classes whose computation `encode` knows.
+# The parts of each module, and the classes whose computation `encode` implements.
 PARTS: dict[type[nn.Module], dict[str, tuple[type[nn.Module], ...]]] = {
     Block: {
         "attention_norm": NORM,
@@ -73,12 +73,12 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return True if the weight and the bias of a layer are all that it computes with."""
+    """Return True if a layer computes with its weight and bias only."""
     return (type(module) is nn.Linear or is_parametrized(module)) and not has_hooks(module)
 
 
 def _ignored(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> str | None:
-    """Return what `encode` would ignore in a module: hooks, code of other classes, dropout. Otherwise, return None."""
+    """Name what `encode` would ignore in a module (hooks, code of other classes, dropout), or return None."""
     if has_hooks(module):
         return "modules with hooks"
     rate = module.p if isinstance(module, nn.Dropout) else module.dropout if isinstance(module, SelfAttention) else 0

@@ -62,9 +62,9 @@ def _offset_weights(old: int, new: int, table: Tensor) -> Float[Tensor, "new old
     offsets = torch.arange(new, device="cpu") - float(new // 2)
     right = torch.bucketize(offsets, places).clamp(max=old - 1)
     left = (right - 1).clamp(min=0)
-    share = ((offsets - places[left]) / (places[right] - places[left]).clamp(min=1e-6)).clamp(0, 1)
-    weights = torch.zeros(new, old, device="cpu").scatter_add(1, left[:, None], 1 - share[:, None])
-    return weights.scatter_add(1, right[:, None], share[:, None]).to(table.device)
+    fraction = ((offsets - places[left]) / (places[right] - places[left]).clamp(min=1e-6)).clamp(0, 1)
+    weights = torch.zeros(new, old, device="cpu").scatter_add(1, left[:, None], 1 - fraction[:, None])
+    return weights.scatter_add(1, right[:, None], fraction[:, None]).to(table.device)
 
 
 class BiasMlp(nn.Module):

@@ -1,10 +1,11 @@
 """Training tasks: classification, several labels, regression, segmentation, masked pre-training and distillation.
 
-Each task is a class (in classify.py, semi.py, multilabel.py, regress.py, segment.py, masked.py or distil.py) that
-defines its data, model, loss, metrics, defaults and report sections. base.py defines the interface of tasks,
-unlabelled.py that of tasks without labels, all_tasks.py lists the tasks by name, and config.py defines the config of a
-run. The *_metrics.py files contain the evaluation code for training and `vitreous eval`. Names are imported on first
-use, so that the config can be used without importing torch.
+Each task is a class (in classify.py, semi.py for semi-supervised classification, multilabel.py, regress.py, segment.py,
+masked.py or distil.py) that defines its data, model, loss, metrics, defaults and report sections. base.py defines the
+interface of tasks, unlabelled.py that of tasks without labels, progressive.py the image sizes of progressive resizing,
+all_tasks.py lists the tasks by name, and config.py defines the config of a run. The *_metrics.py files contain the
+evaluation code for training and `vitreous eval`. Names are imported on first use, so that the config can be used
+without importing torch.
 """
 
 from typing import TYPE_CHECKING

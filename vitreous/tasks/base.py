@@ -238,7 +238,7 @@ class Task(ABC):
         return self.model
 
     def use_data(self, data: DataSet) -> None:
-        """Compute what the loss needs to know about the training data, such as the class frequencies."""
+        """Compute statistics of the training data for the loss, such as the class frequencies."""
         return
 
     @property

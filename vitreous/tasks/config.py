@@ -184,8 +184,8 @@ class SemiSupervised:
     train is used."""
     semi: Literal["noisy-student", "consistency", "meta-pseudo-labels"] = "noisy-student"
     """noisy-student: learn the predictions of a teacher, several times in a row (arXiv 1911.04252); consistency: learn
-    one's own confident predictions for weakly augmented images (FixMatch, arXiv 2001.07685); meta-pseudo-labels: the
-    teacher learns from the progress of its student (arXiv 2003.10580)."""
+    the model's own confident predictions for weakly augmented images (FixMatch, arXiv 2001.07685); meta-pseudo-labels:
+    the teacher learns from the progress of its student (arXiv 2003.10580)."""
     unlabelled_ratio: int = 7
     """Unlabelled images per labelled image in a batch; --batch-size counts only the labelled images."""
     unlabelled_weight: float = 1.0
@@ -363,13 +363,13 @@ class TrainConfig:
     """Activation checkpointing: recompute blocks in the backward pass to save memory."""
 
     evaluate_every: int | None = None
-    """Number of epochs between evaluations and checkpoints."""
+    """Number of epochs between evaluations."""
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
     keep: int = 0
     """Number of earlier checkpoints to keep besides last/ and best/."""
     save_minutes: float = 5.0
-    """Maximum minutes between checkpoints within an epoch."""
+    """Maximum minutes between checkpoints."""
     max_unreadable: float | None = None
     """Maximum fraction of unreadable training images before the run fails; 0.05 by default."""
     track: Literal["tensorboard", "wandb", "mlflow", "trackio"] | None = None

@@ -3,9 +3,10 @@
 defaults.py completes the config. setup.py builds the model, the training step and its optimizer (optimizer_step.py),
 and the data loaders (grouped_loader.py augments several batches at once), and compiles the step (compiling.py);
 whitening.py initialises the patch embedding from images. progress.py displays and logs metrics, ddp_fsdp.py handles
-multiple processes, run_folder.py and checkpoint.py save and resume runs, and run_results.py evaluates the best model
-and writes the report. lda_head.py and cached_head.py train only the head, on features that frozen_features.py computes
-once. extend.py implements `vitreous.extend`. The run config and all task-specific code are in `vitreous.tasks`.
+multiple processes, trackers.py logs to experiment trackers, run_folder.py and checkpoint.py save and resume runs, and
+run_results.py evaluates the best model and writes the report. lda_head.py and cached_head.py train only the head, on
+features that frozen_features.py computes once. extend.py implements `vitreous.extend`. The run config and all
+task-specific code are in `vitreous.tasks`.
 """
 
 from typing import TYPE_CHECKING

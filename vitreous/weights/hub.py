@@ -25,6 +25,7 @@ from vitreous.weights.io.errors import BadCheckpoint
 from vitreous.weights.native import (
     CONFIG,
     FAMILIARITY,
+    INT8,
     STATISTICS,
     WEIGHTS,
     check_not_run,
@@ -34,7 +35,7 @@ from vitreous.weights.native import (
 )
 
 CARD = "README.md"
-DESCRIPTIONS = ("config.json", OPEN_CLIP_CONFIG, "preprocessor_config.json", CARD, FAMILIARITY)
+DESCRIPTIONS = ("config.json", OPEN_CLIP_CONFIG, "preprocessor_config.json", CARD, FAMILIARITY, INT8)
 SUFFIXES = ((".safetensors",), (".npz",), PICKLES)  # only the first group found in a repository is used
 MAX_BYTES = 1 << 36  # 64 GiB, more than any published Vision Transformer needs
 TIMEOUT_SECONDS = 10.0  # for a response from the Hub
@@ -263,7 +264,7 @@ def push(checkpoint: str | Path, repository: str, public: bool = False) -> str:
         raise BadCheckpoint(f"{folder} is not a Vitreous checkpoint folder; {advice}")
     model = load_folder(folder)  # checks the files
     folder = folder if folder.is_dir() else folder.parent
-    files = [folder / file for file in (WEIGHTS, CONFIG, FAMILIARITY) if (folder / file).is_file()]
+    files = [folder / file for file in (WEIGHTS, CONFIG, FAMILIARITY, INT8) if (folder / file).is_file()]
     record, parameters = provenance_of(model), _parameters(model)
     card = model_card(model.config, name, parameters, record, f"{HUB_PREFIX}{name}")
     if (folder / CARD).is_file() and not (folder / CARD).is_symlink():  # a link could lead to a private file

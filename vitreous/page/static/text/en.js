@@ -253,7 +253,6 @@ export const en = {
   "error-unreadable_image": "This image is damaged and cannot be decoded.",
   "error-not_a_number": "The model computes values that are not numbers.",
   "error-broken_model": "The model computes values that are not numbers.",
-  "error-too_many_classes": "The model has too many classes for this.",
   "error-busy": "The server is busy. Try again later.",
   "error-timeout": "The server did not respond in time.",
   "error-stopping": "The server is shutting down.",

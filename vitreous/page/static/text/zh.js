@@ -253,7 +253,6 @@ export const zh = {
   "error-unreadable_image": "图像已损坏，无法解码。",
   "error-not_a_number": "模型的计算结果不是有效数值。",
   "error-broken_model": "模型的计算结果不是有效数值。",
-  "error-too_many_classes": "模型的类别过多，无法完成。",
   "error-busy": "服务器繁忙，请稍后再试。",
   "error-timeout": "服务器未能及时响应。",
   "error-stopping": "服务器正在关闭。",
