@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from typecheck import jaxtyped
-from vitreous.data.augment.mixing import beta
+from vitreous.data.augment.batch import beta
 
 checked = jaxtyped(typechecker=None)
 

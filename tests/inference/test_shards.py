@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from image_containers import small_images, write_folder, write_parquet, write_tar
-from vitreous.inference.image_inputs import encoded, name_of
+from vitreous.inference.engine import encoded, name_of
 from vitreous.inference.predict_images import expand
 from vitreous.inference.shards import Shard, find_shards, fingerprint
 

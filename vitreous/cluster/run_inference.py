@@ -11,8 +11,7 @@ from vitreous.cluster.ray_cluster import WorkerSize, import_ray
 from vitreous.cluster.ray_shards import run_shards
 from vitreous.common.checks import check_choice, fail
 from vitreous.inference.compute import Runner, compute
-from vitreous.inference.engine import Precision
-from vitreous.inference.image_inputs import Images
+from vitreous.inference.engine import Images, Precision
 from vitreous.inference.predict_images import Embeddings, Job, Results, find_files, open_encoder, open_model
 from vitreous.inference.predictions import MultiLabelPrediction, NumberPrediction, Prediction, Segmentation
 from vitreous.model.protocol import Model

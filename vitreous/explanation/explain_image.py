@@ -25,9 +25,8 @@ from vitreous.explanation.explain_report import Figure, draw_figures, write_repo
 from vitreous.explanation.methods import METHODS, Method
 from vitreous.explanation.result import Explanation, available_methods, compute, request
 from vitreous.inference import open_model
-from vitreous.inference.engine import check_memory, input_description
+from vitreous.inference.engine import Input, check_memory, encoded, input_description, name_of
 from vitreous.inference.forward_pass import model_input
-from vitreous.inference.image_inputs import Input, encoded, name_of
 from vitreous.model.protocol import Model
 from vitreous.report.plots import can_draw, is_written_here
 

@@ -21,7 +21,7 @@ from vitreous.exporting.options import FILES, PRECISIONS, ExportPrecision, Optio
 from vitreous.exporting.quantise import quantise, quantise_weights
 from vitreous.exporting.runtimes import open_session, write
 from vitreous.exporting.validate import ExportFailed, Pixels, label_agreement, reference_of, validation_images
-from vitreous.inference.image_inputs import Images
+from vitreous.inference.engine import Images
 from vitreous.model.base_config import ModelConfig
 from vitreous.model.protocol import Model
 from vitreous.model.top_labels import class_names

@@ -14,7 +14,7 @@ from vitreous.exporting.compare_precisions import Comparison, prepare
 from vitreous.exporting.options import FILES, PRECISIONS, OptionalOutput, PrecisionChoice, Target
 from vitreous.exporting.runtimes import needs, open_session, write
 from vitreous.exporting.validate import TENSOR, Check, ExportFailed, Pixels, check
-from vitreous.inference.image_inputs import Images
+from vitreous.inference.engine import Images
 from vitreous.inference.predict_images import open_model
 from vitreous.model.protocol import Model
 

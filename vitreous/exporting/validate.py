@@ -18,7 +18,7 @@ from vitreous.data.image import decode, fit
 from vitreous.data.open import open_data
 from vitreous.data.sources.named import NAMES
 from vitreous.exporting.outputs import Outputs
-from vitreous.inference.image_inputs import Images, as_stream, encoded
+from vitreous.inference.engine import Images, as_stream, encoded
 from vitreous.inference.predict_images import expand
 from vitreous.inference.predictor import predictor_for
 from vitreous.inference.segment_predictor import SegmentPredictor, best_at

@@ -1,7 +1,7 @@
 """Inference: predict labels, numbers, features or masks for images.
 
-`engine` decodes `image_inputs` and runs a model on them (also for evaluation, probes and serving); `forward_pass` is
-shared with training. `predictor` and `segment_predictor` compute `predictions`; `predictor_for` selects the predictor
+`engine` decodes images and runs a model on them (also for evaluation, probes and serving); `forward_pass` is shared
+with training. `predictor` and `segment_predictor` compute `predictions`; `predictor_for` selects the predictor
 for the task of a model. `predict_images` has the options, images and results of `vitreous.predict` and
 `vitreous.embed`, which `compute` computes. `cpu_backends` chooses onnxruntime or OpenVINO for large jobs on a CPU,
 `cuda_graphs` records small batches on a GPU, and `fp8` prepares models in 8 bits. `shards` divides large sets of

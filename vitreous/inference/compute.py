@@ -12,8 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vitreous.common.checks import BadValue
 from vitreous.common.text import SafeConsole, plural
-from vitreous.inference.engine import Precision, Throughput
-from vitreous.inference.image_inputs import Images
+from vitreous.inference.engine import Images, Precision, Throughput
 from vitreous.inference.predict_images import Job, Results, Worker, Written
 from vitreous.inference.shard_folder import Counts, ShardFolder, write_shard
 from vitreous.inference.shards import Shard, find_shards, is_container

@@ -19,8 +19,7 @@ from vitreous.data.masks.layouts import mask_files
 from vitreous.data.sources.base import is_image_file, readable_extensions
 from vitreous.data.sources.tables import SUFFIXES as TABLES
 from vitreous.data.sources.tables import image_paths
-from vitreous.inference.engine import Precision
-from vitreous.inference.image_inputs import Images
+from vitreous.inference.engine import Images, Precision
 from vitreous.inference.predictions import (
     Columns,
     Embedding,

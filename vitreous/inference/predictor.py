@@ -22,10 +22,9 @@ from vitreous.common.threads import cores
 from vitreous.data.image import fit
 from vitreous.data.sources.base import StoredImage
 from vitreous.inference.cpu_backends import Backend
-from vitreous.inference.engine import NOT_A_NUMBER, Engine, Output, Precision
+from vitreous.inference.engine import NOT_A_NUMBER, Engine, Images, Output, Precision
 from vitreous.inference.forward_pass import class_scores, mean_scores
 from vitreous.inference.fp8 import CALIBRATION_IMAGES, to_fp8
-from vitreous.inference.image_inputs import Images
 from vitreous.inference.predictions import Columns, Embedding, MultiLabelPrediction, NumberPrediction, Prediction
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.base_config import ModelConfig, Task

@@ -17,8 +17,7 @@ from torch import Tensor
 from vitreous.common.checks import Size, check_fraction, fail
 from vitreous.data.image import decode, resize
 from vitreous.data.sources.base import StoredImage
-from vitreous.inference.engine import NOT_A_NUMBER, Engine, Precision
-from vitreous.inference.image_inputs import Images
+from vitreous.inference.engine import NOT_A_NUMBER, Engine, Images, Precision
 from vitreous.inference.mask_images import background_of
 from vitreous.inference.predictions import Segmentation
 from vitreous.model.base_config import Task

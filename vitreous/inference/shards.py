@@ -19,7 +19,7 @@ from vitreous.common.threads import in_threads
 from vitreous.data.sources.base import FileSource, Source, SpanSource, StoredImage, is_image_file
 from vitreous.data.sources.shards import list_members
 from vitreous.data.sources.tables import image_batches, row_group_sizes
-from vitreous.inference.image_inputs import SourceImage
+from vitreous.inference.engine import SourceImage
 
 CONTAINERS = (".tar", ".parquet")  # files with many images
 IMAGE_BYTES = 100_000  # assumed size of an image in a tar file

@@ -21,10 +21,9 @@ from vitreous.common.progress import Report, silent, tracked
 from vitreous.common.text import one_line
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source, pick
-from vitreous.inference.engine import NOT_A_NUMBER
+from vitreous.inference.engine import NOT_A_NUMBER, SourceImage
 from vitreous.inference.fit_calibration import calibrate_scores, cross_fitted, lower_quantiles
 from vitreous.inference.forward_pass import ONE_CLASS, class_scores, evaluation_mode, mixed_precision, model_input
-from vitreous.inference.image_inputs import SourceImage
 from vitreous.inference.predictor import Embedder, Predictor
 from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity

@@ -18,9 +18,8 @@ from vitreous.common.checks import BadValue, fail
 from vitreous.common.progress import Report, silent
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
-from vitreous.data.augment.batch import augment
+from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.mixing import mix
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import DataSet, Source, class_counts
 from vitreous.inference.predictor import Predictor

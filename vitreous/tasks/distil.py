@@ -21,8 +21,7 @@ from vitreous.common.checks import BadValue, Size, as_size, fail
 from vitreous.common.device import choose_dtype, placed
 from vitreous.common.rng import SampleRng
 from vitreous.data import Batch, DataSet
-from vitreous.data.augment.batch import augment
-from vitreous.data.augment.mixing import mix
+from vitreous.data.augment.batch import augment, mix
 from vitreous.model import Model, ModelConfig
 from vitreous.model.init import xavier_
 from vitreous.model.inputs import normalise

@@ -22,9 +22,8 @@ from vitreous.common.progress import Report, silent, tracked
 from vitreous.data.image import UnreadableImage
 from vitreous.data.loader import Batch
 from vitreous.data.sources.base import Source
-from vitreous.inference.engine import NOT_A_NUMBER
+from vitreous.inference.engine import NOT_A_NUMBER, SourceImage
 from vitreous.inference.forward_pass import evaluation_mode, mixed_precision, model_input
-from vitreous.inference.image_inputs import SourceImage
 from vitreous.inference.segment_predictor import SegmentPredictor
 from vitreous.model.options import IGNORED, Preprocessing
 from vitreous.tasks.classification_metrics import UNREADABLE, rank_batches, ratio

@@ -24,9 +24,8 @@ from vitreous.common.checks import fail
 from vitreous.common.distributed import World
 from vitreous.common.progress import ProgressLines, silent
 from vitreous.common.rng import SampleRng
-from vitreous.data.augment.batch import augment
+from vitreous.data.augment.batch import augment, mix
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.mixing import mix
 from vitreous.data.loader import UNLABELLED_SEED, Batch
 from vitreous.data.open import is_same_data, open_unlabelled
 from vitreous.data.sources.arrays import read_npz

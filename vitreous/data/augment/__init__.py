@@ -1,8 +1,7 @@
 """Augmentation of training batches.
 
-config.py: the `Augmentation` config; does not import torch. The others augment whole batches: batch.py applies a
-config; policies.py has RandAugment, TrivialAugment and 3-Augment, operations.py flips, shifts, colours and blurs, and
-mixing.py mixup and CutMix.
+config.py: the `Augmentation` config; does not import torch. batch.py applies it to whole batches, with random erasing,
+mixup and CutMix. policies.py: RandAugment, TrivialAugment and 3-Augment. operations.py: flips, shifts, colours, blurs.
 """
 
 from vitreous.data.augment.config import Augmentation

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitreous.common.checks import Size
 from vitreous.explanation import CLASS_MAPS, MapName
-from vitreous.inference.image_inputs import Images
+from vitreous.inference.engine import Images
 from vitreous.inference.mask_images import background_of, hex_colours, palette
 from vitreous.inference.predictions import (
     Embedding,

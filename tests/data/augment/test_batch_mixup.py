@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from vitreous.common.rng import SampleRng
+from vitreous.data.augment.batch import beta, box, mix
 from vitreous.data.augment.config import Augmentation
-from vitreous.data.augment.mixing import beta, box, mix
 
 
 def batch(b: int, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor, SampleRng]:
