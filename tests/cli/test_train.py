@@ -49,7 +49,10 @@ def bad_data(root: Path) -> None:
         ("notest", "notest has 'test' but no 'train' folder"),
         ("broken", "4 sampled images"),
         ("epmty", "/empty/'?)"),
-        ("column.csv", "column.csv has no label column; expected one of label"),
+        (
+            "column.csv",
+            "got 'path', 'kind'; to train with 0/1 columns or numbers, use --task multilabel or regress",
+        ),
         ("gone.csv", "1 of 2 files do not exist in"),
     ],
 )
