@@ -51,7 +51,7 @@ def bad_data(root: Path) -> None:
         ("epmty", "/empty/'?)"),
         (
             "column.csv",
-            "got 'path', 'kind'; to train with 0/1 columns or numbers, use --task multilabel or regress",
+            "got 'path', 'kind'; for 0/1 columns or numbers, use --task multilabel or regress",
         ),
         ("gone.csv", "1 of 2 files do not exist in"),
     ],

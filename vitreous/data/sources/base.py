@@ -363,8 +363,8 @@ def cell_text(value: object) -> str:
     """Convert a table cell to text. A missing value becomes "". An integer stored as a float loses its '.0'."""
     if isinstance(value, list | tuple | dict | np.ndarray):
         raise ValueError(
-            f"each cell must contain a single path or label, got {str(value)[:60]}; to train with several "
-            "labels per image, use --task multilabel"
+            f"each cell must contain a single path or label, got {str(value)[:60]}; for several labels per "
+            "image, use --task multilabel"
         )
     if value is None or value != value:  # None or NaN
         return ""

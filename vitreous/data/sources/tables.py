@@ -115,7 +115,7 @@ def _find_image(table: Path, columns: Collection[str], image_columns: Sequence[s
 
 def _missing(table: Path, kind: str, names: Sequence[str], columns: Collection[str]) -> NoReturn:
     usual = ", ".join(names[:4])
-    hint = "; to train with 0/1 columns or numbers, use --task multilabel or regress" if kind == "label" else ""
+    hint = "; for 0/1 columns or numbers, use --task multilabel or regress" if kind == "label" else ""
     raise ValueError(f"{table} has no {kind} column; expected one of {usual}, got {listed(columns, 20)}{hint}")
 
 
