@@ -132,6 +132,15 @@ def test_invalid_flags_are_rejected_in_one_line(command: CommandLine, flags: tup
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("train_only", ["head", "lora", "lda"])
+def test_a_frozen_encoder_without_init_is_rejected_before_anything_is_printed(
+    train_only: str, command: CommandLine
+) -> None:
+    done = command("train", "--data", "digits", "--train-only", train_only)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"--train-only {train_only} needs --init" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
