@@ -159,7 +159,6 @@ def argument_row(action: argparse.Action) -> str:
     value = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar or ""
     several = "`*`" if action.nargs in ("*", "+") and action.option_strings else ""
     text = html.escape(" ".join((action.help or "").split()), quote=False).replace("|", "&#124;")
-    text = re.sub(r" \(default: (None|\s*|False|'')\)$", "", text)
     name = ", ".join(action.option_strings) or action.dest
     shown = f"{name} {value}".strip() if action.option_strings else value or name
     code = html.escape(shown, quote=False).replace("|", "&#124;")

@@ -7,6 +7,7 @@ import torch
 
 import vitreous
 from command_line import CommandLine
+from vitreous.model import calibration
 from vitreous.weights.native import provenance_of
 
 TINY = {"depth": 1, "patch_size": 4, "width": 32, "mlp_width": 32, "num_heads": 2}
@@ -31,6 +32,14 @@ def test_the_calibration_is_added_to_the_checkpoint(command: CommandLine, digits
     assert loaded.config.calibration is not None
     assert provenance_of(loaded)["calibration"] == {"data": "digits", "split": "val", "images": 359}
     assert (digits / "model.safetensors").read_bytes() == weights
+
+
+def test_too_few_images_to_mark_unknown_ones_are_reported(
+    command: CommandLine, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "marked as unknown" not in command("calibrate", digits, *DIGITS).stdout
+    monkeypatch.setattr(calibration, "FEWEST", 360)
+    assert "marked as unknown" in command("calibrate", digits, *DIGITS).stdout
 
 
 def test_a_calibrated_copy_is_written_to_another_folder(command: CommandLine, digits: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import vitreous
 from command_line import CommandLine
 from foreign_models import written
 from vitreous.model.build import build_vit
+from vitreous.model.calibration import Calibration
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import IMAGENET, Gelu, Learned1d
 
@@ -47,6 +48,21 @@ def test_assumptions_are_printed_and_recorded(command: CommandLine, tmp_path: Pa
     done = command("convert", tmp_path / "x.safetensors", tmp_path / "back", "--to", "vitreous")
     assert "assumed: num_heads" in done.stdout
     assert "num_heads: 64 dimensions per head" in (tmp_path / "back" / "config.json").read_text()
+
+
+def test_export_formats_are_answered_with_the_command(command: CommandLine, tmp_path: Path) -> None:
+    done = command("convert", tmp_path / "model", tmp_path / "x.onnx", "--to", "onnx")
+    assert done.returncode == 2
+    assert "vitreous export --to onnx" in done.stderr
+
+
+def test_a_calibration_that_is_not_kept_is_named_without_its_numbers(
+    small: ViTConfig, command: CommandLine, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(small, calibration=Calibration(1.5, 20, true_probabilities=(0.1, 0.2)))
+    vitreous.save(build_vit(config), tmp_path / "saved")
+    printed = command("convert", tmp_path / "saved", tmp_path / "x.npz", "--to", "google").stdout.splitlines()
+    assert "  not preserved: calibration" in printed
 
 
 def test_fields_that_the_format_does_not_keep_are_printed(

@@ -99,3 +99,21 @@ def test_long_class_names_are_whole_in_a_pipe(tmp_path: Path, capsys: pytest.Cap
     run(tmp_path)
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if long in line]
     assert rows[0][-2:] == ["2", "1"]  # with its numbers beside it
+
+
+def test_tables_of_labels_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(10):
+        (tmp_path / f"{i}.png").write_bytes(encoded(smooth(40, 50, seed=i % 9)))  # the last one is a copy of the first
+    labels = ["a;b", "b", "a", "a", "b", "b", "a;b", "a", "b", "a"]
+    (tmp_path / "labels.csv").write_text("path,labels\n" + "".join(f"{i}.png,{x}\n" for i, x in enumerate(labels)))
+    with pytest.raises(SystemExit):
+        data("check", str(tmp_path / "labels.csv"), task="multilabel")
+    out = capsys.readouterr().out
+    counted = [line.split() for line in out.splitlines() if "2 classes" in line]
+    assert sum(map(int, counted[0][2:])) == 10  # images, not labels
+    assert "label conflict" in out
+    (tmp_path / "numbers.csv").write_text("path,size\n" + "".join(f"{i}.png,{i}\n" for i in range(9)))
+    data("check", str(tmp_path / "numbers.csv"), task="regress", target=("size",))
+    assert "no problems found" in capsys.readouterr().out
+    with pytest.raises(BadValue, match="--task"):
+        data("check", str(tmp_path / "numbers.csv"), target=("size",))

@@ -1,13 +1,17 @@
 """`vitreous info`: presets and checkpoints as tables and JSON."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import vitreous
 from command_line import CommandLine
 from vitreous.model import PRESETS
+from vitreous.model.build import build_vit
+from vitreous.model.config import ViTConfig
 
 
 def test_a_missing_path_is_reported_as_a_checkpoint(command: CommandLine, tmp_path: Path) -> None:
@@ -34,6 +38,14 @@ def test_number_of_classes_of_a_checkpoint(command: CommandLine, checkpoint: Pat
     assert [one["config"]["num_classes"] for one in (whole, other, bare)] == [10, 3, 0]
     assert whole["parameters"] - other["parameters"] == 7 * (256 + 1)
     assert other["config"]["labels"] == []
+
+
+def test_table_of_a_small_checkpoint(command: CommandLine, tmp_path: Path) -> None:
+    config = ViTConfig(image_size=(8, 8), patch_size=(4, 4), depth=1, num_classes=2, labels=("[/cat]", "dog\x1b[2J"))
+    vitreous.save(build_vit(config), tmp_path / "model")
+    printed = command("info", tmp_path / "model").stdout
+    assert "2 classes: '[/cat]', 'dog\\x1b[2J'" in printed
+    assert float(re.search(r"([\d.]+) MiB of activations", printed)[1]) > 0  # type: ignore[index]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -79,6 +80,12 @@ def test_a_closed_pipe_ends_the_command_without_a_traceback(words: list[str]) ->
 def test_help_of_optional_flags_does_not_mention_none(command: CommandLine) -> None:
     for verb in COMMANDS:
         assert "{None}" not in command(verb, "--help").stdout
+
+
+def test_help_prints_only_defaults_with_a_value(command: CommandLine) -> None:
+    text = " ".join(command("eval", "--help").stdout.replace("│", " ").split())
+    assert "(default: fp32)" in text
+    assert not re.search(r"\(default: (None|False|''|)\)", text)
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

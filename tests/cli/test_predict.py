@@ -273,3 +273,15 @@ def test_several_labels_and_numbers_are_printed(
     record = json.loads(done.stdout)
     [result] = vitreous.predict(model, tmp_path / "red.png", device="cpu")
     assert {key: record[key] for key in result.record()} == result.record()
+
+
+def test_a_long_error_does_not_widen_the_column_of_labels() -> None:
+    cat = Prediction(
+        "holiday/picture_0001.jpg", (Label("cat", 0, 0.5), Label("triangle", 1, 0.375), Label("circle", 2, 0.125))
+    )
+    bad = Prediction("holiday/picture_0002.jpg", error="cannot be decoded: image file is truncated (95 bytes)")
+    text = io.StringIO()
+    print_table([cat, bad], Console(file=text, width=80))
+    lines = text.getvalue().splitlines()
+    assert lines[1].split() == ["holiday/picture_0001.jpg", "cat", "50.0%", "triangle", "37.5%,", "circle", "12.5%"]
+    assert "holiday/picture_0002.jpg" in lines[2]

@@ -49,7 +49,10 @@ def bad_data(root: Path) -> None:
         ("notest", "notest has 'test' but no 'train' folder"),
         ("broken", "4 sampled images"),
         ("epmty", "/empty/'?)"),
-        ("column.csv", "column.csv has no label column; expected one of label"),
+        (
+            "column.csv",
+            "got 'path', 'kind'; for 0/1 columns or numbers, use --task multilabel or regress",
+        ),
         ("gone.csv", "1 of 2 files do not exist in"),
     ],
 )
@@ -127,6 +130,15 @@ def test_invalid_flags_are_rejected_in_one_line(command: CommandLine, flags: tup
     assert done.stderr.startswith("vitreous: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("train_only", ["head", "lora", "lda"])
+def test_a_frozen_encoder_without_init_is_rejected_before_anything_is_printed(
+    train_only: str, command: CommandLine
+) -> None:
+    done = command("train", "--data", "digits", "--train-only", train_only)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"--train-only {train_only} needs --init" in done.stderr
 
 
 @pytest.mark.parametrize(

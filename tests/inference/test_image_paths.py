@@ -95,7 +95,7 @@ def test_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ("nothing-like-it", r"'nothing-like-it' not found$"),
         ("b/10.jpg/x", r"'b/10.jpg/x' not found$"),
         ("b/*.gif", r"no files match 'b/\*.gif'$"),
-        ("empty", r"no images found in 'empty'; supported extensions are .*\.jpeg, \.jpg"),
+        ("empty", r"no images found in 'empty' \(supported: .*\.jpeg \.jpg"),
         ("*.data", r"no images found in '\*.data'"),
     ],
 )

@@ -9,7 +9,9 @@ import torch
 
 from vitreous.common.checks import BadValue
 from vitreous.common.codec import from_dict, to_dict
-from vitreous.model.calibration import FRACTIONS, Calibration
+from vitreous.inference.fit_calibration import lower_quantiles
+from vitreous.inference.predictor import familiarity_ranks
+from vitreous.model.calibration import FEWEST, FRACTIONS, UNKNOWN, Calibration
 from vitreous.model.config import ResNetConfig, ViTConfig
 from vitreous.model.top_labels import class_probabilities
 
@@ -72,3 +74,11 @@ def test_probabilities_use_the_temperature_and_logits_do_not_change(small: ViTCo
     assert torch.equal(class_probabilities(logits, small), logits.softmax(-1))
     torch.testing.assert_close(class_probabilities(logits, calibrated), (logits / 1.5).softmax(-1))
     assert torch.equal(class_probabilities(logits, calibrated).argmax(-1), logits.argmax(-1))
+
+
+@pytest.mark.parametrize(("images", "enough"), [(FEWEST - 1, False), (FEWEST, True)])
+def test_too_few_images_for_the_unknown_threshold_are_reported(images: int, enough: bool) -> None:
+    calibration = Calibration(1.0, images, familiarities=lower_quantiles(torch.arange(images).float()))
+    assert (calibration.unknown_below is not None) == enough
+    assert (calibration.too_few() == "") == enough
+    assert (familiarity_ranks(calibration, torch.tensor([-1.0]))[0] < UNKNOWN) == enough

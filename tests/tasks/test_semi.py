@@ -372,7 +372,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"semi_supervised": SemiSupervised("x", "consistency", rounds=2)}, "rounds is 2.* --semi consistency"),
     ({"semi_supervised": SemiSupervised("x"), "task": "mae"}, "no effect with --task mae"),
     ({"semi_supervised": SemiSupervised("x"), "balance": 0.5}, "no effect with --semi noisy-student"),
-    ({"semi_supervised": SemiSupervised("x"), "train_only": "lda"}, "train_only"),
+    ({"semi_supervised": SemiSupervised("x"), "train_only": "lda", "init": "x"}, "train_only"),
     ({"semi_supervised": SemiSupervised("x", "meta-pseudo-labels"), "accumulate": 2}, "accumulate"),
     ({"semi_supervised": SemiSupervised("x", "meta-pseudo-labels"), "parallel": "fsdp"}, "parallel"),
     ({"semi_supervised": SemiSupervised("x", "meta-pseudo-labels"), "compile": True}, "compile"),

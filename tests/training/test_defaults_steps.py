@@ -59,7 +59,7 @@ def test_batch_size_divides_into_pairs_for_every_process(
 ) -> None:
     found = chosen(count, device=device, processes=processes, accumulate=accumulate)
     assert found.config.batch_size == size
-    assert f"batch_size = {size} (for {count} images on {device})" in found.notes
+    assert f"batch_size = {size} (for {count:,} images on {device})" in found.notes
 
 
 def test_auto_batch_size_fits_half_of_the_free_memory_of_each_gpu(monkeypatch: pytest.MonkeyPatch, vit: Path) -> None:
@@ -117,7 +117,7 @@ PLAIN = Augmentation(crop_scale=(0.2, 1.0))
 @pytest.mark.parametrize(
     ("task", "count", "init", "expected", "given"),
     [
-        ("classify", 4_999, False, LIGHT, "TrivialAugment, for 4999 images"),
+        ("classify", 4_999, False, LIGHT, "TrivialAugment, for 4,999 images"),
         ("classify", 5_000, False, STRONG, "TrivialAugment, mixup and CutMix"),
         ("classify", 5_000, True, LIGHT, "TrivialAugment, for fine-tuning"),
         ("segment", 5_000, False, WITH_MASKS, "crop, flip and colour jitter"),

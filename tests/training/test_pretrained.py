@@ -62,7 +62,7 @@ def test_weights_fit_the_data_and_the_device(count: int, side: int, device: str,
     assert config == TrainConfig(data="pictures", init=name)
     assert init is not None
     assert notes[0].startswith(f"init = {name} (")
-    assert f"for {count} images of about {side} pixels per side on {device}" in notes[0]
+    assert f"for {count:,} images of about {side} pixels per side on {device}" in notes[0]
 
 
 def test_small_images_on_a_cpu_are_trained_from_scratch(opened: list[str]) -> None:

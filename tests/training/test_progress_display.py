@@ -77,6 +77,12 @@ def test_the_time_is_estimated_before_the_first_epoch_ends() -> None:
     assert shown(console).strip() == "about 3 min for 20 epochs and their evaluation"
 
 
+def test_the_estimate_for_one_epoch_is_in_the_singular() -> None:
+    console, clock = screen(terminal=False), Clock()
+    run(ProgressDisplay(2000, 2000, 1, console=console, clock=clock), clock, seconds=0.09, last=60)
+    assert shown(console).splitlines()[0].endswith(" for 1 epoch and its evaluation")
+
+
 def test_slow_first_step_does_not_affect_the_estimate() -> None:
     console, clock = screen(terminal=False), Clock()
     progress = ProgressDisplay(1000, 100, 10, console=console, clock=clock)

@@ -164,8 +164,6 @@ def test_precision_on_a_cpu(precision: Any, dtype: str) -> None:
         ({"batch_size": 1439}, 1, "batch_size is 1439, but must be at most the number of training images (1438)"),
         ({"batch_size": 64, "accumulate": 5}, 1, "multiple of processes x accumulate (5), such as 60 or 65"),
         ({"batch_size": 30, "accumulate": 2}, 4, "multiple of processes x accumulate (8), such as 24 or 32"),
-        ({"train_only": "head"}, 1, "--train-only head needs --init"),
-        ({"train_only": "lora"}, 1, "--train-only lora needs --init"),
         ({"overrides": {"widht": 3}}, 1, "'widht' is not a field of ViTConfig (did you mean 'width'?)"),
         ({"model": "ViT-Lite-64"}, 1, "preset 'ViT-Lite-64' (did you mean 'ViT-Lite-6/4'?)"),
         ({"image_size": (10,)}, 1, "use 8 x 8 or 12 x 12"),

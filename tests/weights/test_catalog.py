@@ -230,9 +230,17 @@ def test_automatic_run_downloads_its_weights(hub: Hub, client: Client, tmp_path:
     assert document["model"]["image_size"] == [112, 112]
 
 
+@pytest.mark.slow
+def test_automatic_run_without_a_network_starts_from_scratch(offline: Client, tmp_path: Path) -> None:
+    arguments = ["train", "--data", "shapes:size=56,count=8,val=4", "--init", "auto", "--out", str(tmp_path / "run")]
+    result = offline.call("command", *arguments, "--steps", "1", "--set", "depth=1", "--device", "cpu")
+    assert result["status"] == 0, result["errors"]
+    assert "auto: init = none, training from scratch (dinov2-s: " in result["out"]
+
+
 def test_offline_error_names_the_entry_and_what_to_do(hub: Hub, client: Client, offline: Client) -> None:
     line = error_of(offline, "load", "deit-ti")
-    assert line.startswith("OSError: deit-ti: hf-hub:timm/deit_tiny_patch16_224.fb_in1k is not in the cache")
+    assert line.startswith("HubUnavailable: deit-ti: hf-hub:timm/deit_tiny_patch16_224.fb_in1k is not in the cache")
     assert "HF_HUB_OFFLINE" in line
     assert "model.safetensors" in line
     with hub.unreachable():

@@ -16,6 +16,8 @@ def data(
     spec: Annotated[Positional[str], arg(metavar="DIR|NAME")],
     *,
     checkpoint: Annotated[Path | None, arg(metavar="CHECKPOINT")] = None,
+    task: Literal["classify", "multilabel", "regress"] = "classify",
+    target: tuple[str, ...] = (),
     image_size: ImageSize = (),
     data_root: Path | None = None,
     batch_size: int = 64,
@@ -35,6 +37,8 @@ def data(
         spec: The data set; accepts the same values as `train --data`.
         checkpoint: Frozen model for the search: a checkpoint, a catalog name such as dinov2-s, or hf-hub:owner/name.
             Use a model that was not trained on these labels.
+        task: Content of a table: one class, several labels, or numbers per image. Masks are recognised.
+        target: Columns of the table with the labels or numbers, as in `train --target`.
         image_size: Input size, by default that of the model but at most 224.
         data_root: Folder with a local copy of the data set, which is then not downloaded.
         batch_size: Images per batch.
@@ -46,7 +50,15 @@ def data(
     from vitreous.evaluation.check_data import check_data
 
     report = check_data(
-        spec, checkpoint, image_size=image_size, data_root=data_root, out=out, batch_size=batch_size, device=device
+        spec,
+        checkpoint,
+        task=task,
+        target=target,
+        image_size=image_size,
+        data_root=data_root,
+        out=out,
+        batch_size=batch_size,
+        device=device,
     )
     if json:
         print(dumps(report.to_dict(), indent=2))

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from vitreous.cli import ImageSize
 from vitreous.common.checks import BadValue, as_size, fail, suggestion
 from vitreous.common.codec import to_dict
-from vitreous.common.text import console, plural
+from vitreous.common.text import console, listed, plural
 from vitreous.weights.catalog import CATALOG, HUB_PREFIX, Pretrained
 
 if TYPE_CHECKING:
@@ -165,18 +165,28 @@ def _kernels(config: "ModelConfig") -> "Kernels":
 
 def _rows(config: "ModelConfig", costs: dict[str, int]) -> list[tuple[str, str]]:
     giga, mib, how = costs["flops"] / 1e9, costs["activation_bytes"] / 2**20, config.preprocessing
+    output = config.output_kind.output.format(classes=config.num_classes)
     return [
         ("parameters", f"{costs['parameters']:,}"),
         ("operations", f"{giga:,.2f} GFLOPs per image, forward only ({giga / 2:,.2f} GMACs)"),
-        ("training memory", f"{mib:,.0f} MiB of activations per image in float32, {mib / 2:,.0f} in bfloat16"),
+        ("training memory", f"{_mib(mib)} MiB of activations per image in float32, {_mib(mib / 2)} in bfloat16"),
         ("image", f"{config.image_size[0]} x {config.image_size[1]}, {plural(config.channels, 'channel')}"),
-        ("output", config.output_kind.output.format(classes=config.num_classes)),
+        ("output", f"{output}: {listed(config.labels)}" if config.labels else output),
         *config.details(),
         (
             "preprocessing",
             f"mean {how.mean}, std {how.std}, {how.interpolation}, {how.fit}, rounding as in {how.geometry}",
         ),
     ]
+
+
+def _mib(number: float) -> str:
+    """Format a number of MiB, with one more digit if it is small.
+
+    >>> _mib(1234.5), _mib(0.43)
+    ('1,234', '0.4')
+    """
+    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}"
 
 
 def _text(value: Any) -> str:

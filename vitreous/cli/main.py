@@ -4,6 +4,7 @@ Commands import torch only when they run, which keeps `--help` fast.
 """
 
 import codecs
+import dataclasses
 import inspect
 import io
 import itertools
@@ -64,6 +65,25 @@ def join_lines(text: str) -> str:
 # tyro keeps line breaks of docstrings before indented lines, and those before quotes, flags and numbers.
 with suppress(AttributeError):  # in another version of tyro
     tyro._strings.remove_single_line_breaks = join_lines  # type: ignore[assignment]
+
+
+def hide_empty_defaults(helptext: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap tyro's function for the help of an argument, so that only defaults with a value are printed."""
+
+    def behavior_hint(default: str) -> str:
+        return "" if default in ("None", "False", "", "''") else f"(default: {default})"
+
+    def wrapped(arg: Any, lowered: Any, **options: Any) -> Any:
+        argconf = dataclasses.replace(arg.field.argconf, help_behavior_hint=behavior_hint)
+        return helptext(
+            dataclasses.replace(arg, field=dataclasses.replace(arg.field, argconf=argconf)), lowered, **options
+        )
+
+    return wrapped
+
+
+with suppress(AttributeError):
+    tyro._arguments.generate_argument_helptext = hide_empty_defaults(tyro._arguments.generate_argument_helptext)
 DESCRIPTION = (
     "A Vision Transformer you can see through.\n\n"
     "--version prints the version. --install-completion [bash|zsh|fish] installs shell completion."

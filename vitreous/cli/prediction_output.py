@@ -55,18 +55,19 @@ def output_results(results: Results[Any], as_json: bool, out: Path | None, shard
 
 
 def print_table(predictions: Iterable[Result], console: Console | None = None) -> None:
-    """Print one row per image: file name and prediction."""
+    """Print one row per image: file name and prediction, or the error in the last column, which may be long."""
     console = console or standard_output()
     remaining, header = iter(predictions), True
     while group := list(itertools.islice(remaining, ROWS)):
         rows = [prediction.printed() if prediction.error is None else None for prediction in group]
-        table = Table("image", *next(filter(None, rows), {"label": None}), box=None)
+        columns = list(next(filter(None, rows), {"label": None}))
+        table = Table("image", *columns, box=None)
         table.show_header = header
         header = False
         for prediction, row in zip(group, rows, strict=True):
             error = Text(f"error: {clean(prediction.error or '')}", style="red")
             name = Text(one_line(clean(prediction.name)), overflow="fold")
-            table.add_row(name, *([error] if row is None else row.values()))
+            table.add_row(name, *([""] * (len(columns) - 1) + [error] if row is None else row.values()))
         console.print(table)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Suppress, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
+from vitreous.cli import ImageSize
 from vitreous.common.checks import BadValue
 from vitreous.common.codec import parse_fields
 from vitreous.common.text import printable
@@ -34,6 +35,7 @@ class Flags(TrainConfig):
 
     data: Annotated[str, arg(metavar="DATA")] = ""
     init: Annotated[str | None, arg(metavar="CHECKPOINT|NAME")] = None
+    image_size: ImageSize = ()
     data_root: Path | None = None
     out: Path | None = None
     overrides: Annotated[Mapping[str, Any], arg(name="set"), FIELDS] = field(default_factory=dict)

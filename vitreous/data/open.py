@@ -18,7 +18,7 @@ from vitreous.common.checks import check_real, fail, path_suggestion
 from vitreous.common.rng import SampleRng
 from vitreous.common.text import listed
 from vitreous.data.masks.folders import open_mask_folder, open_unmasked
-from vitreous.data.masks.layouts import EXPECTED, count_pairs, has_masks
+from vitreous.data.masks.layouts import EXPECTED, count_pairs, has_masks, parent_hint
 from vitreous.data.sources.arrays import open_arrays
 from vitreous.data.sources.base import (
     SPLITS,
@@ -31,7 +31,7 @@ from vitreous.data.sources.base import (
     pick,
     without_labels,
 )
-from vitreous.data.sources.folders import local_path, open_folder
+from vitreous.data.sources.folders import list_folder, local_path, open_folder
 from vitreous.data.sources.hub import open_hub
 from vitreous.data.sources.named import NAMES, open_named, parse_options
 from vitreous.data.sources.shapes import open_shapes
@@ -179,7 +179,9 @@ def _open_directory(path: Path, labelled: bool) -> FoundData:
     if has_masks(path) and count_pairs(path):
         if not labelled:
             return open_unmasked(path)
-        raise ValueError(f"{path} has images and masks but no class folders; use --task segment")
+        raise ValueError(f"{path} has images and masks but no class folders; to train a segmenter, use --task segment")
+    if labelled and not list_folder(path)[0] and (hint := parent_hint(path)):
+        raise ValueError(f"{path} has no class folders; {hint}")
     suffixes = _suffixes(path, depth=2)
     if ".tar" in suffixes:
         return open_shards(str(path))

@@ -10,18 +10,20 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from rich.progress import Progress, TaskID
 from torch import Tensor
 
-from vitreous.common.checks import fail
+from vitreous.common.checks import check_choice, fail
 from vitreous.common.text import SafeConsole
 from vitreous.data import doctor
 from vitreous.data.doctor.check import DataReport
 from vitreous.data.doctor.findings import LabelError, ModelFindings, NearDuplicates, Outlier, Sample
 from vitreous.data.sources.base import Source, StoredImage
+from vitreous.data.sources.targets import LabelTargets, NumberTargets, TargetKind
 from vitreous.evaluation.features import FeatureSet, extract_rows
 from vitreous.evaluation.findings_page import write_page
 from vitreous.evaluation.label_errors import find_label_errors
@@ -49,6 +51,8 @@ def check_data(
     *,
     image_size: int | Sequence[int] | None = None,
     data_root: str | os.PathLike[str] | None = None,
+    task: Literal["classify", "multilabel", "regress"] = "classify",
+    target: str | Sequence[str] = (),
     out: str | os.PathLike[str] | None = None,
     batch_size: int = 64,
     device: str | torch.device | None = "auto",
@@ -64,6 +68,7 @@ def check_data(
     model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
     image_size: Image size for the model. Defaults to the image size of the model, but at most 224.
     data_root: Local copy of a data set that is otherwise downloaded.
+    task, target: What to read from a table, as for `vitreous.train`.
     out: A .png file for a contact sheet of every class or, with a model, an .html file for a page with the findings.
     seed: Seed for the cross-validation.
 
@@ -80,16 +85,21 @@ def check_data(
     if page is not None and model is None:
         fail("out", page, "a .png file name (.html requires --checkpoint)")
     encoder = None if model is None else open_whole_image_encoder(model, image_size)  # fail before the slow check
-    report = doctor.check_data(spec, root, None if page is not None else out)
+    columns = (target,) if isinstance(target, str) else tuple(target)
+    kinds: dict[str, TargetKind] = {"multilabel": LabelTargets(columns), "regress": NumberTargets(columns)}
+    check_choice("task", task, ("classify", *kinds))
+    if (targets := kinds.get(task)) is None and columns:
+        fail("target", columns, "omitted without --task multilabel or regress")
+    report = doctor.check_data(spec, root, None if page is not None else out, targets)
     if encoder is None or (report.masks is not None and not report.masks.coverage):
         return report
     preprocessing = encoder.config.preprocessing
     if preprocessing.value_range is None:
         preprocessing = dataclasses.replace(preprocessing, value_range=report.value_range)
         encoder.config = encoder.config.override({"preprocessing": preprocessing})
-    found, splits, _ = doctor.open_splits(spec, root)
+    found, splits, _ = doctor.open_splits(spec, root, targets)
     predictor = Embedder(encoder, device, batch_size, precision)
-    images = embed_splits(predictor, splits, found.labelled)
+    images = embed_splits(predictor, splits, found.labelled and targets is None)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
     findings = find_suspicions(images, name, encoder.config.image_size, report, predictor.device, seed)
     if page is not None:

@@ -7,7 +7,6 @@ import vitreous
 from vitreous.common.codec import to_dict
 from vitreous.exporting.outputs import MEANINGS
 from vitreous.model.base_config import ModelConfig
-from vitreous.model.calibration import FRACTIONS, UNKNOWN, Calibration
 from vitreous.model.options import MultiLabel, Numbers
 from vitreous.model.top_labels import class_names
 
@@ -36,12 +35,6 @@ def metadata_of(config: ModelConfig, outputs: Sequence[str], precision: str, dyn
     if isinstance(config.output, Numbers):
         metadata |= {"mean": list(config.output.mean), "std": list(config.output.std)}
     if config.calibration is not None:
-        temperature, threshold = config.calibration.temperature, unknown_below(config.calibration)
+        temperature, threshold = config.calibration.temperature, config.calibration.unknown_below
         metadata["calibration"] = {"temperature": temperature, "unknown_below": threshold}
     return metadata
-
-
-def unknown_below(calibration: Calibration) -> float | None:
-    """Return the familiarity below which an image is unknown. None if too few images were used for the calibration."""
-    place = FRACTIONS.index(UNKNOWN) - (len(FRACTIONS) - len(calibration.familiarities))
-    return calibration.familiarities[place] if place >= 0 else None

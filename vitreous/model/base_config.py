@@ -298,7 +298,8 @@ class ModelConfig:
         hints, known = get_type_hints(type(self)), [field.name for field in dataclasses.fields(self)]
         for name in fields:
             if name not in known:
-                raise BadValue(f"{name!r} is not a field of {type(self).__name__}{suggestion(name, known)}")
+                hint = suggestion(name, known) or f"; its fields are {', '.join(known)}"
+                raise BadValue(f"{name!r} is not a field of {type(self).__name__}{hint}")
         return dataclasses.replace(self, **{name: decode(hints[name], value, name) for name, value in fields.items()})
 
 

@@ -11,6 +11,8 @@ from vitreous.common.checks import check_numbers, check_positive, check_real, ch
 FRACTIONS = (*(i / 1000 for i in range(1, 10)), *(i / 100 for i in range(1, 100)))
 UNKNOWN = 0.05  # fraction of the validation images that score below the threshold for "unknown"
 
+FEWEST = round(1 / UNKNOWN) - 1  # validation images that are needed for this threshold
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -40,6 +42,18 @@ class Calibration:
                 check_numbers(f"calibration.{name}", values)
             if len(values) > len(FRACTIONS) or list(values) != sorted(values):
                 fail(f"calibration.{name}", values, f"at most {len(FRACTIONS)} increasing numbers")
+
+    @property
+    def unknown_below(self) -> float | None:
+        """Familiarity score below which an image is unknown. None if there were too few validation images."""
+        place = FRACTIONS.index(UNKNOWN) - (len(FRACTIONS) - len(self.familiarities))
+        return self.familiarities[place] if place >= 0 else None
+
+    def too_few(self) -> str:
+        """Explain why no image is marked as unknown, or return "" if there were enough validation images."""
+        if self.images >= FEWEST:
+            return ""
+        return f"no image will be marked as unknown: this needs {FEWEST} validation images, got {self.images}"
 
     def probability_threshold(self, coverage: float) -> float:
         """Return a threshold that the probability of the true class reaches for a fraction `coverage` of new images.

@@ -174,7 +174,7 @@ class Task(ABC):
     @classmethod
     def choose_model(cls, config: TrainConfig, count: int, side: int, device: str) -> list[Choice]:
         """Choose a preset for `count` images whose shorter side is about `side` pixels."""
-        reason = f"for {count} images of about {side} pixels per side on {device}"
+        reason = f"for {count:,} images of about {side} pixels per side on {device}"
         if side <= SMALL:
             name = "ViT-S/4" if count >= 20_000 and device == "cuda" else "ViT-Lite-7/4"
         else:

@@ -120,7 +120,9 @@ class Classify(Task):
             return Augmentation(crop="none"), "only flips, so that features are computed at most twice per image"
         if config.init is not None or count < 5_000:
             light = Augmentation(crop=crop, crop_scale=(0.35, 1.0), policy="trivial")
-            return light, "TrivialAugment, " + ("for fine-tuning" if config.init is not None else f"for {count} images")
+            return light, "TrivialAugment, " + (
+                "for fine-tuning" if config.init is not None else f"for {count:,} images"
+            )
         strong = Augmentation(crop=crop, crop_scale=(0.2, 1.0), policy="trivial", mixup=0.2, cutmix=1.0)
         return strong, "TrivialAugment, mixup and CutMix, for training from scratch"
 

@@ -404,6 +404,9 @@ class TrainConfig:
         check_real("progressive", self.progressive, 0, 1)
         if self.whiten and self.init is not None:
             fail("whiten", self.whiten, "False with --init, which contains a trained patch embedding")
+        frozen = self.train_only not in (None, "all") and self.init is None
+        if frozen and not (self.resume or self.auto_resume):  # a resumed run has its own init
+            raise BadValue(f"--train-only {self.train_only} needs --init, because frozen random weights are useless")
         if self.train_only != "lora" and self.lora_rank != TrainConfig.lora_rank:
             raise BadValue(f"lora_rank is {self.lora_rank}, but it has no effect without --train-only lora")
         if self.train_only != "head" and self.cache_features:

@@ -154,9 +154,9 @@ class _Choices:
             self.config = with_fields(config, {"train_only": config.train_only or "all"})
             return
         if config.train_only is None and self.suits_lora():
-            self.pick(Choice("train_only", "lora", f"better than training all weights on {self.count} images"))
+            self.pick(Choice("train_only", "lora", f"better than training all weights on {self.count:,} images"))
         elif config.train_only is None:
-            self.pick(Choice("train_only", "all", f"better than LoRA for {self.count} images and this checkpoint"))
+            self.pick(Choice("train_only", "all", f"better than LoRA for {self.count:,} images and this checkpoint"))
         if config.optim.layer_decay is None and self.config.train_only == "all" and start.backbone.has_attention:
             self.pick(Choice("layer_decay", self.task.fine_tuning.layer_decay, "for fine-tuning"))
 
@@ -173,7 +173,7 @@ class _Choices:
     def batch_size(self) -> Choice:
         ideal, reason = (
             (GPU_BATCH if self.device == "cuda" else self.task.cpu_batch),
-            f"for {self.count} images on {self.device}",
+            f"for {self.count:,} images on {self.device}",
         )
         if self.config.init is not None and self.task.labelled:
             ideal = self.task.fine_tuning.batch_size * (4 if self.count > LORA_IMAGES else 1)
@@ -279,7 +279,7 @@ def open_pretrained(
     If the Hub cannot be reached, the run starts from scratch.
     """
     count, side, device = len(data.train), typical_side(data.train), world.device.type
-    about = f"{count} images of about {side} pixels per side on {device}"
+    about = f"{count:,} images of about {side} pixels per side on {device}"
     trains_all = config.train_only in (None, "all")
     if side <= SMALL and device == "cpu" and trains_all:
         return dataclasses.replace(config, init=None), None, [f"init = none (better from scratch: {about})"]
@@ -365,7 +365,7 @@ def choose_keep(readers: Sequence[Reader], device: str, epochs: Sequence[float])
     if uses < 2 and not all(is_array(reader.source) for reader in readers):
         return Choice("keep_images", "no", "most images are used only once")
     needed = sum(map(kept_bytes, readers))
-    size = f"{needed / 1e9:.2g} GB" if needed >= 1e9 else f"{needed / 1e6:.0f} MB"
+    size = f"{needed / 1e9:.2g} GB" if needed >= 1e9 else f"{max(needed / 1e6, 1):.0f} MB"
     if device == "cuda" and torch.cuda.is_available() and needed <= KEPT_FRACTION * free_memory("cuda"):
         return Choice("keep_images", "gpu", f"all images are decoded once and take {size}")
     if needed <= KEPT_FRACTION * free_memory("cpu"):

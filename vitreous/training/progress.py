@@ -364,7 +364,8 @@ class ProgressDisplay:
         epochs = steps / self.steps_per_epoch
         whole = "the remaining " if self.start_step else ""
         length = f"{whole}{epochs:.3g} epoch{'s' * (epochs != 1)}" if epochs >= 1 else f"{whole}{steps} steps"
-        self.print(f"about {roughly(steps * self._pace())} for {length} and their evaluation")
+        whose = "its" if length.endswith(" epoch") else "their"
+        self.print(f"about {roughly(steps * self._pace())} for {length} and {whose} evaluation")
 
 
 def _short(name: str) -> str:

@@ -14,6 +14,7 @@ from vitreous.common.codec import to_dict
 from vitreous.common.progress import ProgressLines, Report, silent
 from vitreous.common.text import duration, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
+from vitreous.model.calibration import Calibration
 from vitreous.report.html import RunReport, write_report
 from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task
@@ -31,7 +32,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
     split, source = ("val", job.data.val) if job.data.test is None else ("test", job.data.test)
     with job.phases("evaluation"):
         progress = ProgressLines(console.print) if job.world.first else silent
-        results = _calibrate_best(job, folder, progress)
+        results, calibration = _calibrate_best(job, folder, progress)
         if results is None or split == "test":
             results = _evaluate_best(job, folder, source, progress)
     rows = read_rows(folder / run_folder.METRICS)
@@ -74,6 +75,8 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
         )
         console.print(f"\n{split} {report.summary}, after {duration(metrics['seconds'])}")
         console.print(f"time: {phase_summary(phases)}; {metrics['images_per_second']:,.0f} training images/s")
+        if calibration is not None and (note := calibration.too_few()):
+            console.print(note)
         if unreadable:
             console.print(f"{plural(len(unreadable), 'image')} could not be read:")
         for problem in unreadable[:NAMED]:
@@ -98,17 +101,17 @@ def _evaluate_best(job: Job, folder: Path, source: Source, progress: Report) -> 
     return type(mine).join(world.gather(mine))
 
 
-def _calibrate_best(job: Job, folder: Path, progress: Report) -> Results | None:
-    """Calibrate the best checkpoint on validation images. Return the results if all validation images were used.
+def _calibrate_best(job: Job, folder: Path, progress: Report) -> tuple[Results | None, Calibration | None]:
+    """Calibrate the best checkpoint on validation images. Return the results and, for a classifier, the calibration.
 
-    Return None if only some of the images were used, or if the model cannot be calibrated.
+    The results are None if only some of the images were used, or if the model cannot be calibrated.
     """
     if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
-        return None
+        return None, None
     images = job.task.calibration_images(job.data.val)
     calibrated = job.task.calibrate(_evaluate_best(job, folder, images, progress))
     if calibrated is None:
-        return None
+        return None, None
     fields, results = calibrated
     if job.world.first:
         model, familiarity = load_folder(folder / "best").to(job.world.device), None
@@ -118,7 +121,7 @@ def _calibrate_best(job: Job, folder: Path, progress: Report) -> Results | None:
         record = {"data": job.data.name, "split": "val", "images": results.metrics()["count"]}
         store_calibration(folder / "best", fields, familiarity, record)
     job.world.wait()
-    return results if images is job.data.val else None
+    return results if images is job.data.val else None, fields.get("calibration")
 
 
 def next_commands(folder: Path, config: TrainConfig, data: DataSet, task: type[Task]) -> list[str]:

@@ -288,8 +288,6 @@ def freeze(model: Model, config: TrainConfig) -> None:
     """Freeze the weights that `train_only` excludes, and add LoRA matrices if it is `lora`."""
     if config.train_only == "all":
         return
-    if config.init is None:
-        raise BadValue(f"--train-only {config.train_only} needs --init, because frozen random weights are useless")
     backbone = model.backbone
     backbone.requires_grad_(False)
     if config.train_only == "lora":

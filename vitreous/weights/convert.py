@@ -60,14 +60,14 @@ def convert(
     lossy: Write the model even if the other library computes different outputs with the same weights.
     check: Also run the other library on the written checkpoint, if it is installed, and compare its outputs.
     """
-    target = Path(target)
+    target, native = Path(target), canonical_name(to) == "vitreous"  # an unknown format is reported before reading
     if target.exists() and os.path.exists(source) and target.samefile(source):
         raise ValueError(f"{target} is both the source and the target; choose another target")
     opened = open_checkpoint(source, format, part)
     model = opened.model(image_size, num_classes, overrides)
     save(model, target, to, lossy=lossy)
     provenance, losses, remarks = provenance_of(model), [], []
-    if canonical_name(to) != "vitreous":
+    if not native:
         written_as, folder = format_for(to, model.config), target.suffix not in SUFFIXES
         losses = written_as.differences(model.config, folder=folder)
         remarks = written_as.minor_differences(model.config) if folder else []
@@ -108,6 +108,8 @@ def _changes(fields: Mapping[str, tuple[object, object]]) -> list[str]:
         if a != b and dataclasses.is_dataclass(a) and type(a) is type(b):
             parts = [field.name for field in dataclasses.fields(a)]
             lines += _changes({f"{name}.{part}": (getattr(a, part), getattr(b, part)) for part in parts})
+        elif a != b and b is None and dataclasses.is_dataclass(a):  # such as a calibration with its many numbers
+            lines.append(name)
         elif a != b:
             before, after = _excerpts(str(a), str(b))
             lines.append(f"{name}: {before} is read as {after}")

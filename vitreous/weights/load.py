@@ -286,7 +286,7 @@ def _download_pretrained(name: str) -> Snapshot | None:
     except OSError as error:
         files = "its config.json and model.safetensors"
         instead = f"Alternatively, copy {files} to a folder and pass that folder instead of {name}"
-        raise OSError(f"{name}: {error}. {instead}") from None
+        raise type(error)(f"{name}: {error}. {instead}") from None
 
 
 def load(

@@ -461,6 +461,16 @@ def test_error_explains_unsupported_folders(make: list[str], message: str, tmp_p
         open_masked(str(tmp_path))
 
 
+def test_error_for_one_split_of_camvid_names_the_whole_data_set(tmp_path: Path) -> None:
+    for name in ("train", "trainannot", "val", "valannot"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").write_bytes(encoded(smooth(12, 16), "PNG"))
+    message = f"its masks are in {tmp_path / 'trainannot'}: use '{tmp_path}'"
+    for opened in (open_masked, open_data):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            opened(str(tmp_path / "train"))
+
+
 def test_error_explains_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="digits has image labels but no masks"):
         open_masked("digits")

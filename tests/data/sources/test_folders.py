@@ -120,8 +120,8 @@ def test_test_folder_without_labels_is_ignored(tmp_path: Path) -> None:
     [
         ([], "is empty"),
         (["notes.txt"], "has no images, only 'notes.txt'"),
-        (["a/1.txt", "b/2.txt"], "no images in the folders of .*pets"),
-        (["1.jpg", "2.jpg"], "has 2 images but no class folders; expected <class>/"),
+        (["a/1.txt", "b/2.txt"], r"no images in the folders of .*pets \(supported: .*\.jpeg .*\.tiff"),
+        (["1.jpg", "2.jpg"], "has 2 images but no class folders; expected <class>/.* --task mae"),
         (["labels.csv", "1.jpg"], r"has no class folders; did you mean '.*labels.csv'\?"),
         (["a/1.jpg", "a/2.jpg"], "only one class, 'a'; at least 2 are required"),
         (["a/1.jpg", "a/2.jpg", "b/notes.txt"], "empty class folder: no images in 'b'"),

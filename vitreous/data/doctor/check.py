@@ -33,9 +33,10 @@ from vitreous.data.image.decoding import (
 )
 from vitreous.data.masks.folders import open_mask_folder
 from vitreous.data.masks.layouts import has_masks
-from vitreous.data.open import find_data, make_splits
+from vitreous.data.open import find_data, find_targets, make_splits
 from vitreous.data.sources.base import FoundData, Source, StoredImage, class_counts, label_problems
 from vitreous.data.sources.folders import local_path
+from vitreous.data.sources.targets import TargetKind
 from vitreous.model.options import IGNORED
 
 SMALL = 32  # minimum shorter side in pixels
@@ -92,6 +93,7 @@ class DataReport:
     name: str
     note: str = ""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # images by split and class
+    images: dict[str, int] = field(default_factory=dict)  # images by split
     label_problems: list[str] = field(default_factory=list)
     unreadable: list[UnreadableSample] = field(default_factory=list)
     leaks: list[list[Sample]] = field(default_factory=list)  # identical images in different splits
@@ -149,9 +151,9 @@ class DataReport:
 
     def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
         yield f"[bold]{escape(self.name)}[/bold]" + (f": {escape(self.note)}" if self.note else "")
-        if self.masks is None:
+        if self.masks is None and self.counts:
             yield self._class_table()
-        elif self.masks.coverage:
+        elif self.masks is not None and self.masks.coverage:
             yield _mask_table(self.masks)
         yield from self._remarks()
         for problem in self.label_problems:
@@ -178,7 +180,7 @@ class DataReport:
 
     def _shown(self, sample: Sample) -> str:
         """Return the name of an image, followed by its label and split unless they are part of the name."""
-        about = [sample.label, sample.split] if len(self.counts) > 1 else [sample.label]
+        about = [sample.label, sample.split] if len(self.images) > 1 else [sample.label]
         about = [one_line(word) for word in about if word and word not in sample.name.split("/")]
         return one_line(sample.name) + (f" ({', '.join(about)})" if about else "")
 
@@ -197,7 +199,7 @@ class DataReport:
         for name in shown:
             cells = ["" if name == "..." else f"{self.counts[split].get(name, 0):,}" for split in splits]
             table.add_row(escape(one_line(name)), *cells)
-        totals = [f"{sum(self.counts[split].values()):,}" for split in splits]
+        totals = [f"{self.images[split]:,}" for split in splits]
         table.add_row(f"[bold]{len(classes):,} classes[/bold]", *totals)
         return table
 
@@ -258,20 +260,23 @@ def _shortened(lines: Sequence[str]) -> Iterator[str]:
 # ---- The check -------------------------------------------------------------------------------------------------------
 
 
-def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None = None) -> DataReport:
+def check_data(
+    spec: str, root: Path | None = None, contact_sheet: Path | None = None, targets: TargetKind | None = None
+) -> DataReport:
     """Check every image and mask of a data set. Raise ValueError only if the data set cannot be opened.
 
-    `spec` and `root` are as in `open_data`. `contact_sheet` is an optional path for a PNG of sample images.
+    `spec`, `root` and `targets` are as in `open_data`. `contact_sheet` is an optional path for a PNG of sample images.
     """
     path = local_path(spec, root)
     if contact_sheet is not None:
-        if has_masks(path):
-            fail("out", contact_sheet, "omitted for segmentation data, because a contact sheet needs image labels")
+        if has_masks(path) or targets is not None:
+            kinds = "segmentation data, several labels and numbers"
+            fail("out", contact_sheet, f"omitted for {kinds}, because a contact sheet needs one label per image")
         check_name(contact_sheet)
     try:
-        found, splits, note = open_splits(spec, root)
+        found, splits, note = open_splits(spec, root, targets)
     except ValueError as error:
-        if not has_masks(path):
+        if not has_masks(path) or targets is not None:
             raise
         name = path.resolve().name
         return DataReport(name, masks=MaskReport([line.removeprefix(f"{name}: ") for line in str(error).splitlines()]))
@@ -283,8 +288,13 @@ def check_data(spec: str, root: Path | None = None, contact_sheet: Path | None =
     return report
 
 
-def open_splits(spec: str, root: Path | None = None) -> tuple[FoundData, dict[str, Source], str]:
+def open_splits(
+    spec: str, root: Path | None = None, targets: TargetKind | None = None
+) -> tuple[FoundData, dict[str, Source], str]:
     """Open and split a data set, including its masks if it has any. Also return a note on the splits."""
+    if targets is not None:
+        found = find_targets(spec, root, targets)
+        return found, *_divide(found)
     path = local_path(spec, root)
     found = open_mask_folder(path) if has_masks(path) else find_data(spec, root)
     return found, *_divide(found)
@@ -324,7 +334,7 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
     unreadable, sizes, brightest = [], [], []
     for (split, index), checked in zip(keys, checks, strict=True):
         source = splits[split]
-        label = source.classes[source.labels[index]] if found.labelled else ""
+        label = source.label(index) if found.labelled else ""
         sample = Sample(split, label, source.name(index))
         if checked.size is None:  # count copies of a broken file as unreadable, not as leaks
             unreadable.append(UnreadableSample(split, label, sample.name, checked.error))
@@ -341,7 +351,8 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
     return DataReport(
         name=found.name,
         note=note,
-        counts={split: class_counts(source) for split, source in splits.items()},
+        counts={split: class_counts(source) for split, source in splits.items() if _has_classes(source)},
+        images={split: len(source) for split, source in splits.items()},
         label_problems=found.problems + label_problems(found),
         unreadable=unreadable,
         leaks=leaks,
@@ -352,6 +363,10 @@ def _examine(found: FoundData, splits: dict[str, Source], note: str) -> DataRepo
         brightest=max(brightest, default=None),
         damaged=found.damaged,
     )
+
+
+def _has_classes(source: Source) -> bool:
+    return source.targets is None or source.targets.dtype == bool  # not numbers
 
 
 # ---- One image -------------------------------------------------------------------------------------------------------

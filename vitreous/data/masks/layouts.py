@@ -59,6 +59,17 @@ def has_masks(root: Path) -> bool:
     return any(_are_beside(list_folder(inside)[1]) for inside in candidates)
 
 
+def parent_hint(folder: Path) -> str:
+    """Suggest the parent of a folder of images, such as CamVid's train/, if the parent also contains their masks."""
+    if folder.name in ("", "..") or not has_masks(folder.parent):
+        return ""
+    parent = folder.parent
+    masks = [pair.masks for pair in find_folders(parent)[0] if pair.images == folder.name != pair.masks]
+    return (
+        f"its masks are in {parent / masks[0]}: use {str(parent)!r}, with --task segment for training" if masks else ""
+    )
+
+
 def count_pairs(root: Path) -> int:
     """Count the images in `root` that have a mask."""
     return sum(count(root, pair) for pair in find_folders(root)[0] if (root / pair.masks).is_dir())
@@ -91,7 +102,8 @@ def find_folders(root: Path) -> tuple[list[FolderPair], list[str]]:
     pairs = pairs or _beside_splits(root, folders) or _find_beside(root, folders)
     if not pairs:
         inside = f"only {listed(folders)}" if folders else "no folders"
-        raise ValueError(f"{root} has {inside}; {_suggest(root, folders) or EXPECTED.format('DIR')}")
+        hint = _suggest(root, folders) or parent_hint(root) or EXPECTED.format("DIR")
+        raise ValueError(f"{root} has {inside}; {hint}")
     used = {folder.split(os.sep)[0] for pair in pairs for folder in (pair.images, pair.masks)}
     unused = [folder for folder in folders if folder not in used and used != {""}]
     return pairs, [f"ignored folders: {listed(unused)}"] if unused else []

@@ -178,6 +178,11 @@ def readable_extensions() -> frozenset[str]:
     return EXTENSIONS | avif | (HEIF if find_spec("pillow_heif") is not None else set())
 
 
+def supported() -> str:
+    """List the image extensions that this installation can read, for an error message."""
+    return f"supported: {' '.join(f'.{name}' for name in sorted(readable_extensions()))}"
+
+
 def extension(name: str) -> str:
     """Return the lower-case extension of a file name without its dot."""
     return os.path.splitext(name)[1][1:].lower()
@@ -358,8 +363,8 @@ def cell_text(value: object) -> str:
     """Convert a table cell to text. A missing value becomes "". An integer stored as a float loses its '.0'."""
     if isinstance(value, list | tuple | dict | np.ndarray):
         raise ValueError(
-            f"each cell must contain a single path or label, got {str(value)[:60]}; use --task multilabel for "
-            "several labels per image"
+            f"each cell must contain a single path or label, got {str(value)[:60]}; for several labels per "
+            "image, use --task multilabel"
         )
     if value is None or value != value:  # None or NaN
         return ""

@@ -20,13 +20,13 @@ from vitreous.data.sources.base import (
     is_image_file,
     split_folders,
     split_name,
+    supported,
 )
 
 Item = tuple[str, str, str]  # split, class, path relative to the root
 # Common folder names for images and masks.
 IMAGES = ("images", "image", "imgs", "img", "pictures", "jpegimages")
 MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass")
-ACCEPTED = "supported: .jpg .png .webp .bmp .gif .tif .ppm"
 # Files that are expected beside images, such as annotations, and are ignored without a note.
 SIDECARS = frozenset(
     ["csv", "db", "html", "ini", "json", "jsonl", "log", "md", "npy", "npz", "tsv", "txt", "xml", "yaml"]
@@ -84,14 +84,14 @@ def _read_classes(root: Path, below: str, split: str, folders: list[str]) -> tup
     if not empty:
         return items, [], ignored
     noun = "class folder" if len(empty) == 1 else "class folders"
-    return items, [f"empty {noun}: no images in {listed(empty)} ({ACCEPTED})"], ignored
+    return items, [f"empty {noun}: no images in {listed(empty)} ({supported()})"], ignored
 
 
 def _found(root: Path, items: list[Item], problems: list[str], notes: list[str], ignored: list[str]) -> FoundData:
     if note := ignored_note(ignored):
         notes = [*notes, note]
     if not items:
-        raise ValueError(f"no images in the folders of {root} ({ACCEPTED}){f'; {note}' if note else ''}")
+        raise ValueError(f"no images in the folders of {root} ({supported()}){f'; {note}' if note else ''}")
     classes = tuple(sorted({label for _, label, _ in items}))
     index = {label: i for i, label in enumerate(classes)}
     labels = np.array([index[label] for _, label, _ in items], np.int64)
@@ -155,6 +155,7 @@ def _no_classes(root: Path, images: list[str], other_files: list[str]) -> str:
     if tables := [name for name in other_files if name.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".npz"))]:
         return f"{root} has no class folders; did you mean {str(root / tables[0])!r}?"
     if images:
-        return f"{root} has {plural(len(images), 'image')} but no class folders; expected <class>/*.jpg"
+        expected = "expected <class>/*.jpg; to train without labels, use --task mae or distil"
+        return f"{root} has {plural(len(images), 'image')} but no class folders; {expected}"
     content = f"has no images, only {listed(other_files, 3)}" if other_files else "is empty"
-    return f"{root} {content}; expected images in <class>/ ({ACCEPTED})"
+    return f"{root} {content}; expected images in <class>/ ({supported()})"

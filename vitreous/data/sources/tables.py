@@ -115,7 +115,8 @@ def _find_image(table: Path, columns: Collection[str], image_columns: Sequence[s
 
 def _missing(table: Path, kind: str, names: Sequence[str], columns: Collection[str]) -> NoReturn:
     usual = ", ".join(names[:4])
-    raise ValueError(f"{table} has no {kind} column; expected one of {usual}, got {listed(columns, 20)}")
+    hint = "; for 0/1 columns or numbers, use --task multilabel or regress" if kind == "label" else ""
+    raise ValueError(f"{table} has no {kind} column; expected one of {usual}, got {listed(columns, 20)}{hint}")
 
 
 def _without(columns: Columns, images: Collection[str]) -> Columns:

@@ -17,7 +17,6 @@ from vitreous.common.text import clean, json_text
 from vitreous.explanation.attention_and_logit_lens import CapturedForward, lens_layers
 from vitreous.explanation.pca_and_similarity import filter_components, filter_images
 from vitreous.explanation.rollout_relevance_occlusion import relevance
-from vitreous.exporting.metadata import unknown_below
 from vitreous.exporting.options import WebPrecision
 from vitreous.exporting.runtimes import needs
 from vitreous.exporting.validate import ExportFailed
@@ -162,7 +161,7 @@ def _inference_facts(model: Model) -> dict[str, Any]:
         "preprocessing": asdict(config.preprocessing),
         "several_labels": isinstance(config.output, MultiLabel),
         "temperature": 1.0 if calibration is None else calibration.temperature,
-        "unknown_below": None if calibration is None else unknown_below(calibration),  # familiarity
+        "unknown_below": None if calibration is None else calibration.unknown_below,  # familiarity
         "class_token": config.class_token,
         "attention_pooling": isinstance(config.pool, AttentionPool),
         "lens_layers": lens_layers(config, None),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from vitreous.common.checks import check_choice
+from vitreous.common.checks import BadValue, check_choice
 from vitreous.model.protocol import ModelConfig
 from vitreous.weights.formats.base import Format, StateDict
 from vitreous.weights.formats.big_vision import BigVision
@@ -77,9 +77,14 @@ def format_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(("vitreous", *(format.name for format in FORMATS))))
 
 
+EXPORTED = ("onnx", "openvino", "torch-export")  # formats of `vitreous.export`
+
+
 def canonical_name(name: str) -> str:
     """Resolve a format name or alias. If the name is unknown, the error lists all formats."""
     name = ALIASES.get(name, name)
+    if name in EXPORTED:
+        raise BadValue(f"format is {name!r}, which `vitreous export --to {name}` writes, not `vitreous convert`")
     check_choice("format", name, format_names())
     return name
 
