@@ -21,7 +21,7 @@ from vitreous.model.presets import configure
 from vitreous.tasks.classify import Classify
 from vitreous.training import Augment, Masking, TrainConfig, compiling, defaults, setup
 from vitreous.training.compiling import WARM_UP
-from vitreous.training.optimizer_step import Stepper
+from vitreous.training.optimizer_step import Stepper, add_lora
 from vitreous.training.run import train
 from vitreous.training.run_folder import read_config
 from vitreous.training.setup import Job
@@ -235,6 +235,24 @@ def test_blocks_with_other_rates_of_stochastic_depth_share_their_code(
             assert torch.equal(model(images), compiled)
         assert counter.frame_count == passes * count
         model.eval()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # from torch's own compiler
+def test_blocks_with_lora_share_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter, whole = CompileCounter(), nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda block, **options: whole(block, backend=counter, **options))
+    torch._dynamo.reset()
+    model = build(configure("ViT-Ti/4", 3, (8, 8), {"width": 8, "num_heads": 1, "depth": 4})).requires_grad_(False)
+    add_lora(model, rank=2)
+    for name, weight in model.named_parameters():
+        if name.endswith(".b"):
+            nn.init.normal_(weight)
+    images = torch.randn(2, 3, 8, 8)
+    expected = model(images)
+    compiling.compile_blocks(model.blocks)
+    assert torch.equal(model(images), expected)
+    assert counter.frame_count == 2  # the tokens before the first block have no gradient
 
 
 def test_compiled_blocks_drop_branches_at_their_own_rates() -> None:
