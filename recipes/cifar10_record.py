@@ -343,16 +343,13 @@ def try_variant(variant: tuple[str, TrainConfig, float]) -> Trial | None:
 def seconds_per_epoch(settings: TrainConfig, epochs: int = 10) -> float:
     """Measure the mean duration of an epoch. With progressive resizing, the steps of every image size are measured."""
     with job_of(dataclasses.replace(settings, epochs=epochs)) as job:
-        spans = pairwise([*job.task.first_epochs, epochs])
-        return (
-            sum((last - first) * job.steps_per_epoch * seconds_per_step(job, first) for first, last in spans) / epochs
-        )
+        spans = pairwise(epoch * job.steps_per_epoch for epoch in [*job.task.first_epochs, epochs])
+        return sum((stop - start) * seconds_per_step(job, start, stop) for start, stop in spans) / epochs
 
 
-def seconds_per_step(job: "Job", epoch: int) -> float:
-    """Measure the mean duration of the first steps of an epoch, after as many steps to warm up."""
-    start = epoch * job.steps_per_epoch
-    steps = min(MEASURED, (job.total_steps - start) // 2)
+def seconds_per_step(job: "Job", start: int, stop: int) -> float:
+    """Measure the mean duration of steps from `start` to `stop`: the first ones, after as many steps to warm up."""
+    steps = max(min(MEASURED, (stop - start) // 2), 1)
     batches = job.loader.batches(start, start + 2 * steps)
     for batch in islice(batches, steps):
         job.stepper(batch)
@@ -404,8 +401,8 @@ def profile(options: Options, steps: int = 20) -> None:
 
     with job_of(configured(options)) as job:
         cuda = job.world.device.type == "cuda"
-        seconds = seconds_per_step(job, job.task.first_epochs[-1])
         start = job.task.first_epochs[-1] * job.steps_per_epoch
+        seconds = seconds_per_step(job, start, job.total_steps)
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         with torch.profiler.profile(activities=kinds) as recorded:
             for batch in job.loader.batches(start, min(start + steps, job.total_steps)):

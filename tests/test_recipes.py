@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,6 +91,28 @@ def test_sweep_ranks_variants(images: Path, tmp_path: Path, monkeypatch: pytest.
     assert [(trial.variant, trial.seed) for trial in trials[2:]] == [(best, 1)]
     assert all(trial.epochs > 0 and trial.milliseconds > 0 for trial in trials)
     assert len(json.loads((tmp_path / "sweep-94-noise.json").read_text())["results"]) == 3
+
+
+def test_only_steps_of_one_image_size_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps per epoch, with another image size from epoch 2 and from epoch 3."""
+    ranges, sizes, clock = list[tuple[int, int]](), [16, 16, 24, 32], [0]
+
+    def batches(start: int, stop: int) -> Iterator[int]:
+        ranges.append((start, stop))
+        return iter(range(start, stop))
+
+    def step(number: int) -> None:
+        clock[0] += sizes[min(number // 3, 3)]
+
+    job = SimpleNamespace(
+        steps_per_epoch=3, total_steps=30, stepper=step, loader=SimpleNamespace(batches=batches),
+        task=SimpleNamespace(first_epochs=[0, 2, 3]), world=SimpleNamespace(device=torch.device("cpu")),
+    )  # fmt: skip
+    monkeypatch.setattr(cifar10_record, "job_of", lambda _: nullcontext(job))
+    monkeypatch.setattr(cifar10_record.time, "perf_counter", lambda: clock[0])
+    seconds = cifar10_record.seconds_per_epoch(TrainConfig(data="x"))
+    assert seconds == pytest.approx(3 * (2 * 16 + 24 + 7 * 32) / 10)
+    assert ranges == [(0, 6), (6, 8), (9, 29)]
 
 
 def test_operations_of_a_run() -> None:

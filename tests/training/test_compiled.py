@@ -10,14 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from train_runs import finish, skip_report, tiny
 from vitreous.common.distributed import World
 from vitreous.data.open import open_data
+from vitreous.model.block import StochasticDepth
+from vitreous.model.build import build
+from vitreous.model.presets import configure
 from vitreous.tasks.classify import Classify
 from vitreous.training import Augment, Masking, TrainConfig, compiling, defaults, setup
 from vitreous.training.compiling import WARM_UP
-from vitreous.training.optimizer_step import Stepper
+from vitreous.training.optimizer_step import Stepper, add_lora
 from vitreous.training.run import train
 from vitreous.training.run_folder import read_config
 from vitreous.training.setup import Job
@@ -154,7 +158,7 @@ def test_blocks_are_compiled_if_that_makes_the_run_shorter(graphs: bool, monkeyp
         assert not graphs or isinstance(stepper.compiled.module, nn.Identity)  # not a graph of a graph
 
 
-@pytest.mark.parametrize(("steps", "value"), [([500, 10], "blocks"), ([10, 500], False)])
+@pytest.mark.parametrize(("steps", "value"), [([500, 10], "blocks"), ([400, 10], False), ([10, 500], False)])
 def test_the_time_of_a_run_depends_on_the_steps_of_each_image_size(
     steps: list[int], value: str | bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,10 +174,12 @@ def test_the_time_of_a_run_depends_on_the_steps_of_each_image_size(
 def test_run_continues_without_compilation_if_it_fails(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "seconds_per_step", lambda *_: 1.0)
     blocks = [Block()]
+    blocks[0].parts = nn.Sequential(nn.Linear(1, 1), StochasticDepth(0.3))
     choice, stepper = choose(10**6, blocks, graphs, "blocks", "no C compiler found")
     assert choice.value == ("graphs" if graphs else False)
     assert "torch.compile failed: no C compiler found" in choice.reason
     assert blocks[0]._compiled_call_impl is None
+    assert blocks[0].parts[1].rate_tensor is None
     assert isinstance(stepper.compiled, compiling.GraphedModule) == graphs
 
 
@@ -205,6 +211,57 @@ def test_compiled_blocks_give_the_same_losses(recompute: bool, tmp_path: Path, m
         losses.append(torch.tensor([row[key] for row in rows for key in ("train_loss", "val_loss")]))
         assert json.loads((out / "config.json").read_text())["compile"] == compile
     torch.testing.assert_close(*losses, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # from torch's own compiler
+@pytest.mark.parametrize(("name", "count"), [("ViT-Ti/4", 1), ("Swin-Ti/4", 6)])  # two shifts in all but two stages
+def test_blocks_with_other_rates_of_stochastic_depth_share_their_code(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter, whole = CompileCounter(), nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda block, **options: whole(block, backend=counter, **options))
+    torch._dynamo.reset()
+    shape = {"width": 8, "stage_heads": (1, 1, 1, 1)} if "Swin" in name else {"width": 8, "num_heads": 1}
+    model = build(configure(name, 3, (112, 112) if "Swin" in name else (8, 8), shape | {"stochastic_depth": 0.5}))
+    compiling.compile_blocks(model.blocks)
+    images = torch.randn(2, 3, *model.config.image_size)
+    for passes in (1, 2):  # in training and in evaluation
+        for _ in range(2):
+            torch.manual_seed(0)
+            compiled = model(images)
+        with torch.compiler.set_stance("force_eager"):
+            torch.manual_seed(0)
+            assert torch.equal(model(images), compiled)
+        assert counter.frame_count == passes * count
+        model.eval()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # from torch's own compiler
+def test_blocks_with_lora_share_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter, whole = CompileCounter(), nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda block, **options: whole(block, backend=counter, **options))
+    torch._dynamo.reset()
+    model = build(configure("ViT-Ti/4", 3, (8, 8), {"width": 8, "num_heads": 1, "depth": 4})).requires_grad_(False)
+    add_lora(model, rank=2)
+    for name, weight in model.named_parameters():
+        if name.endswith(".b"):
+            nn.init.normal_(weight)
+    images = torch.randn(2, 3, 8, 8)
+    expected = model(images)
+    compiling.compile_blocks(model.blocks)
+    assert torch.equal(model(images), expected)
+    assert counter.frame_count == 2  # the tokens before the first block have no gradient
+
+
+def test_compiled_blocks_drop_branches_at_their_own_rates() -> None:
+    model = build(configure("ViT-Ti/4", 3, (8, 8), {"width": 8, "num_heads": 1, "depth": 3, "stochastic_depth": 0.5}))
+    tokens = torch.ones(20_000, 1, 1)
+    compiling.compile_blocks(model.blocks)
+    dropped = [(block.stochastic_depth(tokens) == 0).float().mean().item() for block in model.blocks]
+    assert dropped == pytest.approx([0, 0.25, 0.5], abs=0.02)
+    assert model.blocks[1].stochastic_depth(tokens).amax().item() == pytest.approx(4 / 3)
 
 
 @pytest.mark.slow

@@ -91,6 +91,7 @@ class StochasticDepth(nn.Module):
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
+        self.rate_tensor: Tensor | None = None  # used instead: torch.compile would compile a block for every number
 
     def forward(self, branch: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         factors = self.factors(branch)
@@ -98,9 +99,10 @@ class StochasticDepth(nn.Module):
 
     def factors(self, branch: Float[Tensor, "b t d"]) -> Float[Tensor, " b"] | None:
         """Draw the factor of each image, or return None if all are 1."""
-        if not self.training or self.rate == 0:
+        if not self.training or (self.rate_tensor is None and self.rate == 0):
             return None
-        return (torch.rand(branch.shape[0], device=branch.device) >= self.rate) / (1 - self.rate)
+        rate = self.rate if self.rate_tensor is None else self.rate_tensor
+        return (torch.rand(branch.shape[0], device=branch.device) >= rate) / (1 - rate)
 
 
 class Block(nn.Module):

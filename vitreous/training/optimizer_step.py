@@ -298,11 +298,18 @@ class Delta(nn.Module):
 
 
 def add_lora(model: Model, rank: int) -> None:
-    """Freeze the linear layers of all blocks and add trainable low-rank matrices to them."""
+    """Freeze the linear layers of all blocks and add trainable low-rank matrices to them.
+
+    torch makes a class for every parametrised layer, for which torch.compile would compile every block again. The
+    classes are equal, so the layers share one.
+    """
+    classes: dict[type[nn.Linear], type[nn.Linear]] = {}
     for block in model.blocks:
         for linear in [part for part in block.modules() if isinstance(part, nn.Linear)]:
+            plain = type(linear)
             linear.requires_grad_(False)
             parametrize.register_parametrization(linear, "weight", Delta(linear.weight, rank))
+            linear.__class__ = classes.setdefault(plain, type(linear))
 
 
 # ---- Training step ---------------------------------------------------------------------------------------------------
