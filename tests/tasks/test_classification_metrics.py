@@ -347,6 +347,23 @@ def test_joined_processes_equal_one_predictor(ranks: int) -> None:
     assert torch.equal(joined.losses, alone.losses)
 
 
+@pytest.mark.parametrize(("flip", "ranks"), [(False, 1), (True, 5)])
+def test_features_are_kept_with_the_logits_of_their_image(flip: bool, ranks: int) -> None:
+    predictor = Predictor(random_model("class token"), "cpu", batch_size=4, flip=flip)
+    images = np.random.default_rng(0).integers(0, 256, (11, 30, 40, 3), dtype=np.uint8)
+    source = WithMissingFile(images, np.arange(11) % 7, NAMES, "set")
+    options = {"keep_logits": True, "keep_features": True}
+    found = Evaluation.join(
+        [classify_source(predictor, source, NAMES, rank, ranks, **options) for rank in range(ranks)]
+    )
+    assert found.features is not None
+    assert found.logits is not None
+    torch.testing.assert_close(found.features[found.readable], predictor.embed(np.delete(images, 2, axis=0)))
+    torch.testing.assert_close(found.logits[found.readable], predictor.logits(np.delete(images, 2, axis=0)))
+    assert found.metrics() == classify_source(predictor, source, NAMES).metrics()
+    assert not found.features[2].any()  # unreadable
+
+
 def test_scores_that_are_not_finite_are_an_error() -> None:
     model = random_model("class token")
     nn.init.constant_(model.head.bias, torch.nan)  # type: ignore[arg-type]

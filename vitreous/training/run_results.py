@@ -106,13 +106,14 @@ def _calibrate_best(job: Job, folder: Path, progress: Report) -> Results | None:
     if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
         return None
     images = job.task.calibration_images(job.data.val)
-    calibrated = job.task.calibrate(_evaluate_best(job, folder, images, progress))
+    found = _evaluate_best(job, folder, images, progress)
+    calibrated = job.task.calibrate(found)
     if calibrated is None:
         return None
     fields, results = calibrated
     if job.world.first:
         model, familiarity = load_folder(folder / "best").to(job.world.device), None
-        if (fitted := job.task.fit_familiarity(model, job.data.train, job.data.val, progress)) is not None:
+        if (fitted := job.task.fit_familiarity(model, job.data.train, found, progress)) is not None:
             familiarity, quantiles = fitted
             fields["calibration"] = replace(fields["calibration"], familiarities=quantiles)
         record = {"data": job.data.name, "split": "val", "images": results.metrics()["count"]}
