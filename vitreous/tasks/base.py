@@ -314,7 +314,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def fit_familiarity(
-        self, model: Model, train: Source, val: Any, progress: Report = silent
+        self, model: Model, train: Source, val: Results, progress: Report = silent
     ) -> tuple[Familiarity, tuple[float, ...]] | None:
         """Fit the familiarity model of the best checkpoint. Also return quantiles of the validation scores.
 
