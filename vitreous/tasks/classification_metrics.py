@@ -38,7 +38,8 @@ from vitreous.model.options import OutputConfig, Preprocessing
 from vitreous.model.protocol import ModelConfig
 from vitreous.model.top_labels import top_classes
 
-MOST_FEATURES, MOST_PER_CLASS = 2000, 10  # maximum training images for the familiarity: the larger of both limits
+# Training images for the familiarity: 2 per dimension of the features, at most 2,000, but 10 per class if that is more
+PER_DIMENSION, MOST_FEATURES, MOST_PER_CLASS = 2, 2000, 10
 MOST_OUTPUTS = 2**24  # maximum number of logits and features to keep, e.g. for 9,500 images, 1,000 classes, width 768
 UNREADABLE = -1  # label of an unreadable image
 
@@ -341,8 +342,8 @@ def fit_familiarity(
 def _sampled_features(
     predictor: Predictor, source: Source, progress: Report
 ) -> tuple[Float[Tensor, "n d"], Int[Tensor, "n"]]:
-    most = max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
-    sample = pick(source, np.arange(0, len(source), -(-len(source) // most)))
+    most = max(min(PER_DIMENSION * predictor.width, MOST_FEATURES), MOST_PER_CLASS * predictor.config.num_classes)
+    sample = pick(source, np.linspace(0, len(source) - 1, min(most, len(source))).astype(int))
     results = tracked(predictor.stream_embeddings(sample), "extracting features", len(sample), progress)
     vectors = {row: result.vector for row, result in enumerate(results) if result.vector is not None}
     if not vectors:
