@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Literal
 
 import torch
@@ -35,7 +36,8 @@ from vitreous.weights.load import load_encoder
 
 NEIGHBOURS = 10
 COVERAGES = (0.8, 0.9, 0.95, 0.99)
-REPEATS = 20  # random splits of the validation and test images, for label sets
+REPEATS = 20  # random splits of the validation and test images for label sets, and subsets of the training images
+RATIOS = (1, 1.5, 2, 3, 4, 5)  # training images per dimension
 Score = Callable[[Tensor], Tensor]
 
 
@@ -121,6 +123,25 @@ def unknown_images(train: FeatureSet, features: dict[str, Tensor], logits: dict[
         known, unknown = (float((score[split] < threshold).double().mean()) for split in ("test", "unknown"))
         note = f"marked as unknown: {known:.1%} of the known images, {unknown:.1%} of the unknown ones"
         results.append(Result("AUROC", name, auroc(score["test"], score["unknown"]), note))
+    return results + fewer_images(train, features)
+
+
+def fewer_images(train: FeatureSet, features: dict[str, Tensor]) -> list[Result]:
+    """Measure the Mahalanobis distance with fewer training images: 1, 1.5, 2, ... per dimension, several times."""
+    results, generator = [], torch.Generator().manual_seed(0)
+    width = train.features.shape[1]
+    for ratio in RATIOS:
+        if (count := round(ratio * width)) >= len(train):
+            break
+        areas, marked = [], []
+        for _ in range(REPEATS):
+            chosen = torch.randperm(len(train), generator=generator)[:count]
+            score = Familiarity.fit(train.features[chosen], train.labels[chosen]).scores
+            found = {split: score(x).double() for split, x in features.items()}
+            areas.append(auroc(found["test"], found["unknown"]))
+            marked.append(float((found["unknown"] < found["val"].quantile(UNKNOWN)).double().mean()))
+        note = f"± {torch.tensor(areas).std():.4f}; marked as unknown: {fmean(marked):.1%} of the unknown images"
+        results.append(Result("AUROC", f"Mahalanobis, {count} training images", fmean(areas), note))
     return results
 
 

@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -97,6 +97,15 @@ def test_processes_share_each_step_and_resuming_continues() -> None:
 # ---- Loaders ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")  # which read a part of each batch without workers
 def test_workers_give_bit_identical_batches() -> None:
     reader = Reader(jpegs(9), (16, 16), 3, WHOLE, Augmentation(), seed=3)
     alone, helped = (list(StreamLoader(reader, BatchSlice(4), workers, CPU).batches(1, 7)) for workers in (0, 2))
@@ -498,6 +507,7 @@ def test_subset_of_a_source_has_its_masks() -> None:
     assert np.array_equal(part.mask(1), source.mask(1))
 
 
+@pytest.mark.usefixtures("three_threads")
 def test_masks_do_not_depend_on_workers_or_batches() -> None:
     source = painted(30, 40, range(9), "PNG")
     reader = Reader(source, (16, 16), 3, Preprocessing(), Augmentation(), seed=3, masks=True)

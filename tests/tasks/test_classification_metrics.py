@@ -16,12 +16,14 @@ from sklearn.metrics import (
 from torch import Tensor, nn
 
 from predictors import random_model
+from vitreous import create
 from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader
 from vitreous.data.sources.base import ArraySource, StoredImage
 from vitreous.inference import Predictor
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
-from vitreous.tasks.classification_metrics import Evaluation, classify_batches, classify_source
+from vitreous.tasks import classification_metrics
+from vitreous.tasks.classification_metrics import Evaluation, classify_batches, classify_source, fit_familiarity
 
 NAMES = tuple("abcdefg")
 
@@ -347,9 +349,59 @@ def test_joined_processes_equal_one_predictor(ranks: int) -> None:
     assert torch.equal(joined.losses, alone.losses)
 
 
+@pytest.mark.parametrize(("flip", "ranks"), [(False, 1), (True, 5)])
+def test_features_are_kept_with_the_logits_of_their_image(flip: bool, ranks: int) -> None:
+    predictor = Predictor(random_model("class token"), "cpu", batch_size=4, flip=flip)
+    images = np.random.default_rng(0).integers(0, 256, (11, 30, 40, 3), dtype=np.uint8)
+    source = WithMissingFile(images, np.arange(11) % 7, NAMES, "set")
+    options = {"keep_logits": True, "keep_features": True}
+    found = Evaluation.join(
+        [classify_source(predictor, source, NAMES, rank, ranks, **options) for rank in range(ranks)]
+    )
+    assert found.features is not None
+    assert found.logits is not None
+    torch.testing.assert_close(found.features[found.readable], predictor.embed(np.delete(images, 2, axis=0)))
+    torch.testing.assert_close(found.logits[found.readable], predictor.logits(np.delete(images, 2, axis=0)))
+    assert found.metrics() == classify_source(predictor, source, NAMES).metrics()
+    assert not found.features[2].any()  # unreadable
+
+
 def test_scores_that_are_not_finite_are_an_error() -> None:
     model = random_model("class token")
     nn.init.constant_(model.head.bias, torch.nan)  # type: ignore[arg-type]
     source = ArraySource(np.zeros((3, 30, 40, 3), np.uint8), np.arange(3), tuple("abcdefg"), "set")
     with pytest.raises(ValueError, match=r"set\[0\]: .*NaN or infinity"):
         classify_source(Predictor(model, "cpu"), source, source.classes)
+
+
+class CountingSource(ArraySource):
+    """Random images of two classes in order, which records which of them are read."""
+
+    def __init__(self, count: int):
+        images = np.random.default_rng(count).integers(256, size=(count, 8, 8, 3), dtype=np.uint8)
+        super().__init__(images, np.arange(count) * 2 // count, ("a", "b"), "noise")
+        self.read = list[int]()
+
+    def image(self, index: int) -> StoredImage:
+        self.read.append(index)
+        return super().image(index)
+
+
+@pytest.mark.parametrize(("most", "per_class", "count"), [(200, 10, 64), (40, 10, 40), (40, 50, 100), (40, 200, 300)])
+def test_the_familiarity_is_fitted_to_as_many_images_as_its_dimension_needs(
+    most: int, per_class: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classification_metrics, "PER_DIMENSION", 2)
+    monkeypatch.setattr(classification_metrics, "MOST_FEATURES", most)
+    monkeypatch.setattr(classification_metrics, "MOST_PER_CLASS", per_class)
+    small = {"depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2, "patch_size": 4}
+    predictor = Predictor(create("ViT-Lite-6/4", num_classes=2, image_size=8, overrides=small), "cpu", workers=0)
+    train, val = CountingSource(300), CountingSource(30)
+    found, quantiles = fit_familiarity(
+        predictor, train, classify_source(predictor, val, ("a", "b"), keep_features=True)
+    )
+    assert len(train.read) == len(set(train.read)) == count
+    assert {0, 299} <= set(train.read)  # evenly spaced, because the images may be sorted by class
+    assert sorted(val.read) == list(range(30))  # once each
+    assert len(found.means) == 2
+    assert quantiles

@@ -66,14 +66,14 @@ def test_the_run_folder_is_complete(run: vitreous.Run) -> None:
     assert row["train_top1"] == pytest.approx(run.metrics["top1"], abs=0.06)  # leave-one-out, not training accuracy
 
 
-def test_the_encoder_sees_every_training_image_once(
+def test_the_encoder_sees_every_image_once(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skip_report(monkeypatch)
     monkeypatch.setattr(classification_metrics, "MOST_FEATURES", 2000)
     counts: list[int] = []
-    pooled = vitreous.ViT.pooled
-    monkeypatch.setattr(vitreous.ViT, "pooled", lambda self, x: (counts.append(len(x)), pooled(self, x))[1])
+    encode = vitreous.ViT.features
+    monkeypatch.setattr(vitreous.ViT, "features", lambda self, x: (counts.append(len(x)), encode(self, x))[1])
     run = lda(tmp_path / "run", encoder)
     data = open_data("digits")
     assert sum(counts) == len(data.train) + len(data.val)

@@ -57,6 +57,14 @@ class Batch(NamedTuple):
         return self._replace(images=images, labels=labels, masks=masks)
 
 
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Join the parts of a batch that a reader has read."""
+    images, labels, indices, keys = (torch.cat(tensors) for tensors in zip(*(part[:4] for part in parts), strict=True))
+    masks = [part.masks for part in parts if part.masks is not None]
+    problems = [problem for part in parts for problem in part.problems]
+    return Batch(images, labels, indices, keys, parts[0].epoch, problems, torch.cat(masks) if masks else None)
+
+
 class Request(NamedTuple):
     """Indices and RNG keys of the samples in one batch."""
 
@@ -222,8 +230,8 @@ def with_targets(batches: Iterable[Batch], source: Source) -> Iterator[Batch]:
 class StreamLoader:
     """Reads and prefetches batches in worker processes.
 
-    Without workers on a CPU, a thread reads them. There, torch does not wake its other threads for each image, which
-    takes longer than to crop a small image.
+    Without workers on a CPU, one thread per core reads a part of each batch. There, torch does not wake its other
+    threads for each image, which takes longer than to crop a small image.
     """
 
     def __init__(self, reader: Reader, batch_slice: BatchSlice, workers: int, device: torch.device):
@@ -235,13 +243,16 @@ class StreamLoader:
         requests = schedule(len(reader.source), reader.seed, self.batch_slice, repeats, start, stop)
         pinned = self.device.type == "cuda"  # for asynchronous copies
         if not self.workers and not pinned:
-            return self._read_in_thread(requests)
+            return self._read_in_threads(requests)
         return (batch.to(self.device) for batch in _loader(reader, requests, self.workers, pinned))
 
-    def _read_in_thread(self, requests: Iterable[Request]) -> Iterator[Batch]:
-        with thread_pool(1) as pool:
-            for request in requests:
-                yield pool.submit(self.reader.__getitem__, request).result().to(self.device)
+    def _read_in_threads(self, requests: Iterable[Request]) -> Iterator[Batch]:
+        threads = torch.get_num_threads()
+        with thread_pool(threads) as pool:
+            for epoch, indices, keys in requests:
+                parts = zip(indices.chunk(threads), keys.chunk(threads), strict=True)
+                read = pool.map(self.reader.__getitem__, [Request(epoch, *part) for part in parts])
+                yield joined(list(read)).to(self.device)
 
 
 class EvalLoader:

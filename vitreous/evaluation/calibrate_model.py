@@ -76,10 +76,11 @@ def calibrate(
     opened = ClassificationMetrics.open_data(
         model.config, os.fspath(data), (), root=root, val_fraction=val_fraction, seed=seed
     )
-    images = calibration_images(choose_split(opened, split)[1], len(opened.classes))
-    results = classify_source(predictor, images, opened.classes, keep_logits=True, progress=progress)
+    images = calibration_images(choose_split(opened, split)[1], model.config)
+    keep = {"keep_logits": True, "keep_features": True}
+    results = classify_source(predictor, images, opened.classes, progress=progress, **keep)
     calibration, evaluation = results.calibrate()
-    familiarity, quantiles = fit_familiarity(predictor, opened.train, images, progress)
+    familiarity, quantiles = fit_familiarity(predictor, opened.train, results, progress)
     calibration = replace(calibration, familiarities=quantiles)
     metrics, calibrated = evaluation.metrics(), copy.copy(model)
     calibrated.config, calibrated.familiarity = model.config.override({"calibration": calibration}), familiarity

@@ -362,7 +362,7 @@ def _calibrated_on(model: Any, data: DataSet, source: Source) -> bool:
     if model.config.calibration is None or not isinstance(record, dict) or record.get("data") != data.name:
         return False
     fitted_on = {"val": data.val, "test": data.test}.get(str(record.get("split")))
-    return source is fitted_on and calibration_images(source, len(data.classes)) is source
+    return source is fitted_on and calibration_images(source, model.config) is source
 
 
 def _check_options(

@@ -136,6 +136,11 @@ class Embedder(Engine):
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
 
+    def stream_logits_and_features(self, images: Images) -> Iterator[Embedding]:
+        """Yield, for each image, what `stream_logits` and then what `stream_embeddings` yields, in one vector."""
+        self._check_head()
+        return self.run(images, lambda pixels: _finite_rows(self._logits_and_pooled(pixels)), Embedding)
+
     def stream_scores(self, images: Images) -> Iterator[Embedding]:
         """Yield what a subclass needs to predict the result of an image."""
         return self.stream_logits(images)
@@ -178,6 +183,15 @@ class Embedder(Engine):
     def _scores(self, pixels: Tensor) -> Tensor:
         images = self.input(pixels)  # may replace the model
         return class_scores(self.fast(_logits), images, self.flip, self.config.output)[: len(pixels)]
+
+    def _logits_and_pooled(self, pixels: Tensor) -> Tensor:
+        images = self.input(pixels)
+        both = self.fast(_both)
+        logits, pooled = (output.float() for output in both(images))
+        if self.flip:
+            others, mirrored = (output.float() for output in both(images.flip(-1)))
+            logits, pooled = mean_scores(logits, others, self.config.output), (pooled + mirrored) / 2
+        return torch.cat([logits, pooled], dim=1)[: len(pixels)]
 
     def build(self, function: Callable[[Any, Tensor], Output]) -> Callable[[Tensor], Output]:
         if self.compiled:
@@ -284,13 +298,8 @@ class Predictor(Embedder):
     def _scores_and_familiarity(self, pixels: Tensor) -> Tensor:
         if self._familiarity is None:
             return self._scores(pixels)
-        images = self.input(pixels)
-        both = self.fast(_both)
-        logits, pooled = (output.float() for output in both(images))
-        if self.flip:
-            others, mirrored = (output.float() for output in both(images.flip(-1)))
-            logits, pooled = mean_scores(logits, others, self.config.output), (pooled + mirrored) / 2
-        return torch.cat([logits, self._familiarity.scores(pooled)[:, None]], dim=1)[: len(pixels)]
+        logits, pooled = self._logits_and_pooled(pixels).tensor_split([self.config.num_classes], dim=1)
+        return torch.cat([logits, self._familiarity.scores(pooled)[:, None]], dim=1)
 
 
 def interpret(predictor: Engine, scores: Float[Tensor, "b n"], top: int, coverage: float | None) -> list[Answer]:

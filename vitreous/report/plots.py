@@ -87,7 +87,9 @@ def drawing(
         figure = Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure
-        figure.savefig(path, format="png", bbox_inches="tight", pad_inches=0.1, metadata={"Software": SOFTWARE})
+        # A grid of photos is 12% larger than with the default compression, but takes half the time.
+        options: dict[str, Any] = {"metadata": {"Software": SOFTWARE}, "pil_kwargs": {"compress_level": 2}}
+        figure.savefig(path, format="png", bbox_inches="tight", pad_inches=0.1, **options)
 
 
 def plain(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:

@@ -314,11 +314,12 @@ class Task(ABC):
         raise NotImplementedError
 
     def fit_familiarity(
-        self, model: Model, train: Source, val: Source, progress: Report = silent
+        self, model: Model, train: Source, val: Results, progress: Report = silent
     ) -> tuple[Familiarity, tuple[float, ...]] | None:
         """Fit the familiarity model of the best checkpoint. Also return quantiles of the validation scores.
 
-        Return None if `calibrate` returns no calibration.
+        `val` are the results of `evaluate_best` on the calibration images. Return None if `calibrate` returns no
+        calibration.
         """
         return None
 

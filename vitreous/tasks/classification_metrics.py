@@ -28,10 +28,12 @@ from vitreous.inference.predictor import Embedder, Predictor
 from vitreous.model.calibration import Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.model.options import OutputConfig, Preprocessing
+from vitreous.model.protocol import ModelConfig
 from vitreous.model.top_labels import top_classes
 
-MOST_FEATURES, MOST_PER_CLASS = 2000, 10  # maximum images per split for the familiarity: the larger of both limits
-MOST_LOGITS = 2**24  # maximum number of logits to keep for a calibration, e.g. 16,000 images with 1,000 classes
+# Training images for the familiarity: 2 per dimension of the features, at most 2,000, but 10 per class if that is more
+PER_DIMENSION, MOST_FEATURES, MOST_PER_CLASS = 2, 2000, 10
+MOST_OUTPUTS = 2**24  # maximum number of logits and features to keep, e.g. for 9,500 images, 1,000 classes, width 768
 UNREADABLE = -1  # label of an unreadable image
 
 
@@ -92,6 +94,7 @@ class Evaluation:
     problems: list[str] = field(default_factory=list)  # unreadable images, each with the reason
     calibrated: Float[Tensor, "n"] | None = None  # calibrated probability of the top class
     logits: Float[Tensor, "n classes"] | None = None  # kept to calibrate the model
+    features: Float[Tensor, "n d"] | None = None  # kept to calibrate the model
     cross_fitted: bool = False  # True if the model was calibrated on these images (see `calibrate`)
 
     @classmethod
@@ -104,10 +107,12 @@ class Evaluation:
         problems: Sequence[str] = (),
         temperature: float | None = None,
         keep_logits: bool = False,
+        features: Float[Tensor, "n d"] | None = None,
     ) -> "Evaluation":
         """Evaluate logits on any device and in any precision. The result is on the CPU in float32.
 
-        `temperature` is the calibrated temperature of the model, or None if the model is not calibrated.
+        `temperature` is the calibrated temperature of the model, or None if the model is not calibrated. `features` are
+        kept.
         """
         num_classes = logits.shape[1]
         labels = labels.to(logits.device, torch.int64)
@@ -130,7 +135,7 @@ class Evaluation:
         scaled = None if temperature is None else (logits / temperature).softmax(1).gather(1, best[:, :1])[:, 0].cpu()
         kept = logits.cpu() if keep_logits else None
         found = (labels.cpu(), best.cpu(), confidence.cpu(), losses.cpu(), places)
-        return cls(*found, num_classes, known, list(problems), scaled, kept)
+        return cls(*found, num_classes, known, list(problems), scaled, kept, features)
 
     @classmethod
     def join(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
@@ -142,7 +147,7 @@ class Evaluation:
             counts = sorted({part.num_classes for part in parts})
             raise ValueError(f"cannot merge evaluations with different classes (numbers of classes: {counts})")
         fields = ["labels", "best", "confidence", "losses", "indices"]
-        fields += [name for name in ("calibrated", "logits") if getattr(first, name) is not None]
+        fields += [name for name in ("calibrated", "logits", "features") if getattr(first, name) is not None]
         joined = {field: torch.cat([getattr(part, field) for part in parts]) for field in fields}
         order = torch.from_numpy(np.unique(joined["indices"].numpy(), return_index=True)[1])
         problems = dict.fromkeys(problem for part in parts for problem in part.problems)
@@ -171,7 +176,8 @@ class Evaluation:
         logits, labels = self.logits[self.readable], self.labels[self.readable]
         calibrated = self.confidence.clone()
         calibrated[self.readable] = cross_fitted(logits, labels)
-        return calibrate_scores(logits, labels), replace(self, calibrated=calibrated, logits=None, cross_fitted=True)
+        evaluation = replace(self, calibrated=calibrated, logits=None, features=None, cross_fitted=True)
+        return calibrate_scores(logits, labels), evaluation
 
     def metrics(self) -> dict[str, Any]:
         """Return `top1`, `top5`, `balanced_accuracy`, `loss`, `ece` and image counts. Accuracies are fractions.
@@ -302,33 +308,35 @@ def batch_scores(
             yield batch, scores
 
 
-def calibration_images(source: Source, num_classes: int) -> Source:
-    """Return the images on which to calibrate a model: all or, if there would be too many logits, every n-th image."""
-    every = -(-len(source) * num_classes // MOST_LOGITS)
+def calibration_images(source: Source, config: ModelConfig) -> Source:
+    """Return the images on which to calibrate a model: all or, if there would be too many outputs, every n-th image."""
+    every = -(-len(source) * (config.num_classes + config.feature_width) // MOST_OUTPUTS)
     return source if every <= 1 else pick(source, np.arange(0, len(source), every))
 
 
 def fit_familiarity(
     predictor: Predictor,
     train: Source,
-    val: Source,
+    val: Evaluation,
     progress: Report = silent,
     known: tuple[Float[Tensor, "n d"], Int[Tensor, "n"]] | None = None,
 ) -> tuple[Familiarity, tuple[float, ...]]:
     """Fit a familiarity model to features of training images. Also return quantiles of the validation scores.
 
-    `known` are the features and labels of the readable training images, if they have already been computed.
+    `val` must have features. `known` are the features and labels of the readable training images, if they have already
+    been computed.
     """
     features, labels = known or _sampled_features(predictor, train, progress)
     familiarity = Familiarity.fit(features, labels)
-    return familiarity, lower_quantiles(familiarity.scores(_sampled_features(predictor, val, progress)[0]))
+    assert val.features is not None
+    return familiarity, lower_quantiles(familiarity.scores(val.features[val.readable]))
 
 
 def _sampled_features(
     predictor: Predictor, source: Source, progress: Report
 ) -> tuple[Float[Tensor, "n d"], Int[Tensor, "n"]]:
-    most = max(MOST_FEATURES, MOST_PER_CLASS * predictor.config.num_classes)
-    sample = pick(source, np.arange(0, len(source), -(-len(source) // most)))
+    most = max(min(PER_DIMENSION * predictor.width, MOST_FEATURES), MOST_PER_CLASS * predictor.config.num_classes)
+    sample = pick(source, np.linspace(0, len(source) - 1, min(most, len(source))).astype(int))
     results = tracked(predictor.stream_embeddings(sample), "extracting features", len(sample), progress)
     vectors = {row: result.vector for row, result in enumerate(results) if result.vector is not None}
     if not vectors:
@@ -354,27 +362,38 @@ def classify_source(
     ranks: int = 1,
     keep_logits: bool = False,
     progress: Report = silent,
+    keep_features: bool = False,
 ) -> Evaluation:
     """Evaluate a predictor on the images that belong to process `rank` of `ranks`. Raise if an output is not finite."""
-    calibration = predictor.config.calibration
+    calibration, k = predictor.config.calibration, len(classes)
     how: dict[str, Any] = {"temperature": calibration and calibration.temperature, "keep_logits": keep_logits}
     empty = torch.zeros(0, dtype=torch.int64)  # there may be more processes than images
-    parts = [Evaluation.of(torch.zeros(0, len(classes)), empty, classes, empty, **how)]
-    for indices, scores, readable, problems in source_scores(predictor, source, rank, ranks, progress):
+    nothing = torch.zeros(0, predictor.width) if keep_features else None
+    parts = [Evaluation.of(torch.zeros(0, k), empty, classes, empty, features=nothing, **how)]
+    for indices, scores, readable, problems in source_scores(predictor, source, rank, ranks, progress, keep_features):
         labels = torch.where(readable, torch.from_numpy(source.labels[indices.numpy()]), UNREADABLE)
-        parts.append(Evaluation.of(scores, labels, classes, indices, problems, **how))
+        features = scores[:, k:] if keep_features else None
+        parts.append(Evaluation.of(scores[:, :k], labels, classes, indices, problems, features=features, **how))
     return Evaluation.join(parts)
 
 
 def source_scores(
-    predictor: Embedder, source: Source, rank: int = 0, ranks: int = 1, progress: Report = silent
+    predictor: Embedder,
+    source: Source,
+    rank: int = 0,
+    ranks: int = 1,
+    progress: Report = silent,
+    with_features: bool = False,
 ) -> Iterator[tuple[Int[Tensor, "b"], Float[Tensor, "b classes"], Bool[Tensor, "b"], list[str]]]:
     """Yield the indices and scores of each batch of process `rank` of `ranks`, its readable images and its problems.
 
-    The scores of unreadable images are 0. Raise if a score is NaN.
+    `with_features` appends the features of each image to its scores. Both are 0 for an unreadable image. Raise if one
+    is NaN.
     """
     batches = rank_batches(len(source), predictor.batch_size, rank, ranks)
-    results = predictor.stream_logits(SourceImage(source, index) for batch in batches for index in batch)
+    images = (SourceImage(source, index) for batch in batches for index in batch)
+    results = predictor.stream_logits_and_features(images) if with_features else predictor.stream_logits(images)
+    nothing = torch.zeros(predictor.config.num_classes + with_features * predictor.width)
     results = tracked(results, "evaluating images", sum(map(len, batches)), progress)
     for batch in batches:
         readable, scores, problems = torch.ones(len(batch), dtype=torch.bool), [], []
@@ -384,5 +403,5 @@ def source_scores(
             if result.vector is None:
                 readable[row] = False
                 problems.append(f"{one_line(result.name)}: {result.error}")
-            scores.append(torch.zeros(predictor.config.num_classes) if result.vector is None else result.vector)
+            scores.append(nothing if result.vector is None else result.vector)
         yield torch.tensor(batch), torch.stack(scores), readable, problems

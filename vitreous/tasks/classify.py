@@ -188,11 +188,11 @@ class Classify(Task):
 
     def evaluate_best(self, model: Model, source: Source, rank: int, ranks: int, progress: Report = silent) -> Results:
         predictor = self._predictor(model)
-        keep_logits = self.calibration_images(source) is source
-        return classify_source(predictor, source, model.config.labels, rank, ranks, keep_logits, progress)
+        keep = self.calibration_images(source) is source
+        return classify_source(predictor, source, model.config.labels, rank, ranks, keep, progress, keep)
 
     def calibration_images(self, val: Source) -> Source:
-        return calibration_images(val, self.model.config.num_classes)
+        return calibration_images(val, self.model.config)
 
     def calibrate(self, results: Any) -> tuple[dict[str, Any], Results] | None:
         if results.logits is None:
@@ -201,7 +201,7 @@ class Classify(Task):
         return {"calibration": calibration}, calibrated
 
     def fit_familiarity(
-        self, model: Model, train: Source, val: Source, progress: Report = silent
+        self, model: Model, train: Source, val: Any, progress: Report = silent
     ) -> tuple[Familiarity, tuple[float, ...]] | None:
         return fit_familiarity(self._predictor(model), train, val, progress)
 

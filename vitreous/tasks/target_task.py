@@ -74,7 +74,7 @@ class TargetTask(Classify):
         return val
 
     def fit_familiarity(
-        self, model: Model, train: Source, val: Source, progress: Report = silent
+        self, model: Model, train: Source, val: Any, progress: Report = silent
     ) -> tuple[Familiarity, tuple[float, ...]] | None:
         return None
 

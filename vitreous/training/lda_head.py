@@ -7,6 +7,7 @@ the features are stored in the checkpoint, so that `vitreous.extend` can add ima
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -92,7 +93,7 @@ class LdaHead(Classify):
         return Solution(row, {"leave_one_out_top1": classifier.top1}, found.problems)
 
     def fit_familiarity(
-        self, model: Model, train: Source, val: Source, progress: Report = silent
+        self, model: Model, train: Source, val: Any, progress: Report = silent
     ) -> tuple[Familiarity, tuple[float, ...]]:
         known = None if self.known is None or self.config.flip_test else (self.known.features, self.known.labels)
         return fit_familiarity(self._predictor(model), train, val, progress, known)

@@ -15,6 +15,7 @@ from vitreous.common.progress import ProgressLines, Report, silent
 from vitreous.common.text import duration, plural
 from vitreous.data.sources.base import DataSet, FileSource, Source, Subset
 from vitreous.model.calibration import Calibration
+from vitreous.model.protocol import Model
 from vitreous.report.html import RunReport, write_report
 from vitreous.report.plots import can_draw
 from vitreous.tasks.base import Finished, Results, Task
@@ -94,11 +95,17 @@ def _evaluate_best(job: Job, folder: Path, source: Source, progress: Report) -> 
     """Evaluate the best checkpoint. If it lacks a part, such as MAE's decoder, evaluate the final module instead."""
     if not job.task.complete_checkpoint:
         return job.evaluate(source)
-    world = job.world
-    world.wait()  # until the first process has written best/
-    model = load_folder(folder / "best").to(world.device)
-    mine = job.task.evaluate_best(model, source, world.rank, world.size, progress)
-    return type(mine).join(world.gather(mine))
+    return _evaluate_model(job, _best_model(job, folder), source, progress)
+
+
+def _best_model(job: Job, folder: Path) -> Model:
+    job.world.wait()  # until the first process has written best/
+    return load_folder(folder / "best").to(job.world.device)
+
+
+def _evaluate_model(job: Job, model: Model, source: Source, progress: Report) -> Results:
+    mine = job.task.evaluate_best(model, source, job.world.rank, job.world.size, progress)
+    return type(mine).join(job.world.gather(mine))
 
 
 def _calibrate_best(job: Job, folder: Path, progress: Report) -> tuple[Results | None, Calibration | None]:
@@ -109,13 +116,15 @@ def _calibrate_best(job: Job, folder: Path, progress: Report) -> tuple[Results |
     if not (job.task.calibrates and job.state.model.config.can_be_calibrated):
         return None, None
     images = job.task.calibration_images(job.data.val)
-    calibrated = job.task.calibrate(_evaluate_best(job, folder, images, progress))
+    model = _best_model(job, folder)
+    found = _evaluate_model(job, model, images, progress)
+    calibrated = job.task.calibrate(found)
     if calibrated is None:
         return None, None
     fields, results = calibrated
     if job.world.first:
-        model, familiarity = load_folder(folder / "best").to(job.world.device), None
-        if (fitted := job.task.fit_familiarity(model, job.data.train, job.data.val, progress)) is not None:
+        familiarity = None
+        if (fitted := job.task.fit_familiarity(model, job.data.train, found, progress)) is not None:
             familiarity, quantiles = fitted
             fields["calibration"] = replace(fields["calibration"], familiarities=quantiles)
         record = {"data": job.data.name, "split": "val", "images": results.metrics()["count"]}
