@@ -66,9 +66,7 @@ def test_the_run_folder_is_complete(run: vitreous.Run) -> None:
     assert row["train_top1"] == pytest.approx(run.metrics["top1"], abs=0.06)  # leave-one-out, not training accuracy
 
 
-def test_the_encoder_sees_every_image_once(
-    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_encoder_sees_every_image_once(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_report(monkeypatch)
     monkeypatch.setattr(classification_metrics, "MOST_FEATURES", 2000)
     counts: list[int] = []
