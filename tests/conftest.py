@@ -1,7 +1,9 @@
 """Fixtures for all tests: a fixed seed, a small config and a small checkpoint."""
 
+import functools
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +64,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _one_table_of_onnx_operators() -> None:
+    """Keep torch's table of ONNX operators, for which every export would parse the sources of all of them."""
+    module = sys.modules.get("torch.onnx._internal.exporter._registration")  # imported by the first export
+    table = module and module.ONNXRegistry
+    if table and not isinstance(table.from_torchlib, functools._lru_cache_wrapper):
+        table.from_torchlib = staticmethod(functools.cache(table.from_torchlib))
 
 
 @pytest.fixture
