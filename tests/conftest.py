@@ -96,7 +96,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint folder of a small classifier."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("checkpoint") / "small"
-    vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=10), path)
+    light = {"width": 64, "mlp_width": 128, "depth": 2, "num_heads": 2}
+    vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=10, overrides=light), path)
     return path
 
 
