@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: setup demo test test-fast lint format bench docs results torture clean
 
@@ -10,6 +10,7 @@ setup: .venv/.ready
 
 # torch comes first, alone, so that no other package's wider range can choose another build of it.
 # timm, torchvision and vit-pytorch are for comparisons. Of their dependencies, only einops is needed.
+# Bytecode is compiled at the end, on all cores; pip uses one. Files for other versions of Python cannot be compiled.
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Vitreous needs Python 3.11 or later, this is " + sys.version)'
 	@echo "Setting up .venv (once, a few minutes)"
@@ -17,6 +18,7 @@ setup: .venv/.ready
 	@$(PIP) torch
 	@$(PIP) --editable '.[data,plot,serve,export,openvino,ray,track,wandb,mlflow,dev,docs,peers]'
 	@$(PIP) --no-deps timm torchvision vit-pytorch einops
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 demo: setup

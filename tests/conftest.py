@@ -1,7 +1,9 @@
 """Fixtures for all tests: a fixed seed, a small config and a small checkpoint."""
 
+import functools
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +66,15 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _one_table_of_onnx_operators() -> None:
+    """Keep torch's table of ONNX operators, for which every export would parse the sources of all of them."""
+    module = sys.modules.get("torch.onnx._internal.exporter._registration")  # imported by the first export
+    table = module and module.ONNXRegistry
+    if table and not isinstance(table.from_torchlib, functools._lru_cache_wrapper):
+        table.from_torchlib = staticmethod(functools.cache(table.from_torchlib))
+
+
 @pytest.fixture
 def small() -> ViTConfig:
     """A config with two layers and a non-square grid of 3 x 4 patches."""
@@ -85,7 +96,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint folder of a small classifier."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("checkpoint") / "small"
-    vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=10), path)
+    light = {"width": 64, "mlp_width": 128, "depth": 2, "num_heads": 2}
+    vitreous.save(vitreous.create("ViT-Lite-6/4", num_classes=10, overrides=light), path)
     return path
 
 

@@ -19,6 +19,7 @@ import vitreous
 from every_family import FAMILIES, group, small_model
 from inspect_requests import as_given, sample_image
 from live_server import Live, in_thread
+from page_graphs import check_keys, check_page_graphs
 from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.methods import ATTENTION_METHODS, HEAD_METHODS, METHODS
 from vitreous.exporting.graph import trace_tensors
@@ -34,6 +35,7 @@ from vitreous.page.walk import token_of
 from vitreous.serving.models import serve_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
+DISTINCT = list({config: name for name, config in reversed(FAMILIES.items())}.values())[::-1]  # without equal configs
 
 
 def test_no_family_is_missing() -> None:
@@ -108,7 +110,7 @@ def test_walk(live: Live, family: str) -> None:
 
 
 @pytest.mark.slow
-@every_family
+@pytest.mark.parametrize("family", DISTINCT)
 def test_web_page(family: str, tmp_path: Path) -> None:
     """The page without a server has the results of PyTorch, or refuses a model by name."""
     model, config = small_model(family), FAMILIES[family]
@@ -124,6 +126,8 @@ def test_web_page(family: str, tmp_path: Path) -> None:
     assert result.relevance_difference is None or result.relevance_difference < 1e-2
     facts = json.loads((tmp_path / "site" / "model" / "model.json").read_text())
     assert [len(shapes["weights"]) for shapes in facts["walk_shapes"]] == [2] * config.num_layers
+    check_page_graphs(tmp_path / "site" / "model", model)
+    check_keys(tmp_path / "site" / "model", model)
 
 
 @every_family

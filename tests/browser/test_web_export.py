@@ -98,16 +98,19 @@ def exported(
         yield made
 
 
-@pytest.fixture(scope="module", params=["birds", "swin"])
-def each(
-    request: pytest.FixtureRequest,
-    checkpoints: dict[str, Path],
-    runtime: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+@pytest.fixture(scope="module")
+def exported_swin(
+    checkpoints: dict[str, Path], runtime: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Exported]:
-    """The page of a small model of each family."""
-    with host(checkpoints[request.param], runtime, tmp_path_factory.mktemp(request.param)) as made:
+    with host(checkpoints["swin"], runtime, tmp_path_factory.mktemp("swin")) as made:
         yield made
+
+
+@pytest.fixture(scope="module", params=["exported", "exported_swin"], ids=["birds", "swin"])
+def each(request: pytest.FixtureRequest) -> Exported:
+    """The page of a small model of each family."""
+    made: Exported = request.getfixturevalue(request.param)
+    return made
 
 
 def visit(open_page: Any, url: str, **options: Any) -> Page:

@@ -36,7 +36,7 @@ def test_number_of_classes_of_a_checkpoint(command: CommandLine, checkpoint: Pat
 
     whole, other, bare = described(), described("--num-classes", "3"), described("--num-classes", "0")
     assert [one["config"]["num_classes"] for one in (whole, other, bare)] == [10, 3, 0]
-    assert whole["parameters"] - other["parameters"] == 7 * (256 + 1)
+    assert whole["parameters"] - other["parameters"] == 7 * (whole["config"]["width"] + 1)
     assert other["config"]["labels"] == []
 
 

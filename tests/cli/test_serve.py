@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import vitreous
+from command_line import CommandLine
 from images import encoded, smooth
 from live_server import HOST, process
 from vitreous.common import device as capacity
@@ -18,13 +19,6 @@ from vitreous.model import options
 from vitreous.serving.app import run_server
 from vitreous.serving.models import check_capacity, load_models, unique_ids
 from vitreous.serving.settings import Settings
-
-
-def rejected(*arguments: str) -> tuple[int, str]:
-    """Return the exit status and the last line of stderr."""
-    command = [sys.executable, "-m", "vitreous", "serve", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    return run.returncode, run.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -44,15 +38,10 @@ def test_two_checkpoints_and_a_key(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_key_may_be_an_environment_variable(checkpoint: Path) -> None:
+def test_the_default_address_is_loopback_and_the_key_may_be_an_environment_variable(checkpoint: Path) -> None:
     with process([checkpoint], VITREOUS_API_KEY="sesame") as live:
         assert live.request("GET", "/v1/model").status == 401
         assert live.request("GET", "/v1/model", Authorization="Bearer sesame").status == 200
-
-
-@pytest.mark.slow
-def test_the_default_address_is_loopback(checkpoint: Path) -> None:
-    with process([checkpoint]) as live:
         assert live.process is not None
         listening = Path(f"/proc/{live.process.pid}/net/tcp").read_text()
         assert f"0100007F:{live.port:04X}" in listening  # 127.0.0.1
@@ -64,12 +53,12 @@ def test_a_taken_port_exits_with_1(checkpoint: Path) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
-        status, output = rejected(str(checkpoint), "--port", str(taken.getsockname()[1]))
-    assert status == 1
-    assert "Address already in use" in output
+        command = [sys.executable, "-m", "vitreous", "serve", str(checkpoint), "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert "Address already in use" in done.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -80,9 +69,9 @@ def test_a_taken_port_exits_with_1(checkpoint: Path) -> None:
         (["no-such-folder", "--host", "203.0.113.9", "--port", "0"], 1, "cannot listen on 203.0.113.9, port 0"),
     ],
 )
-def test_invalid_arguments_are_rejected(arguments: list[str], status: int, message: str) -> None:
-    got, output = rejected(*arguments)
-    assert (got, message in output) == (status, True), output
+def test_invalid_arguments_are_rejected(arguments: list[str], status: int, message: str, command: CommandLine) -> None:
+    done = command("serve", *arguments)
+    assert (done.returncode, message in done.stderr.strip().splitlines()[-1]) == (status, True), done.stderr
 
 
 def test_a_model_too_large_for_this_machine_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

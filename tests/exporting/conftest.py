@@ -1,13 +1,16 @@
 """Fixtures for tests that trace models."""
 
 import logging
+from collections.abc import Iterator
 
 import jaxtyping
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def _tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _tracing() -> Iterator[None]:
     """Disable the runtime type checker, which rejects torch's symbolic sizes, and the capture of torch's trace log."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        patch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
+        yield

@@ -3,7 +3,9 @@
 import copy
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import vitreous
 from command_line import CommandLine
 from vitreous.data import open_data
 from vitreous.data.image import fit
-from vitreous.exporting import ExportFailed, PrecisionChoice, Target, compare_precisions, export
+from vitreous.exporting import Export, ExportFailed, PrecisionChoice, Target, compare_precisions, export
 from vitreous.exporting.compare_precisions import Comparison, calibration_images, recommended
 from vitreous.exporting.options import PRECISIONS
 from vitreous.exporting.quantise import BATCH, output_errors, quantise, quantise_weights
@@ -131,10 +133,33 @@ def test_an_encoder_without_a_head_is_quantised(digits: Model) -> None:
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Int8:
+    """An ONNX file in int8, and the images of its calibration."""
+
+    export: Export
+    calibration: list[Tensor]
+
+
+@pytest.fixture(scope="module")
+def int8(digits: Model, tmp_path_factory: pytest.TempPathFactory) -> Int8:
+    seen: list[Tensor] = []
+
+    def record(model: Model, images: Tensor) -> Model:
+        seen.append(images)
+        return quantise(model, images)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare_precisions, "quantise", record)
+        out = tmp_path_factory.mktemp("int8") / "out"
+        return Int8(export(digits, out, precision="int8", data="digits", max_images=359), seen)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
-def test_int8_files_keep_the_labels_of_real_images(digits: Model, tmp_path: Path, to: Target) -> None:
-    result = export(digits, tmp_path / "out", to=to, precision="int8", data="digits", max_images=359)
+def test_int8_files_keep_the_labels_of_real_images(digits: Model, int8: Int8, tmp_path: Path, to: Target) -> None:
+    options: dict[str, Any] = {"precision": "int8", "data": "digits", "max_images": 359}
+    result = int8.export if to == "onnx" else export(digits, tmp_path / "out", to=to, **options)
     [check] = result.checks
     assert check.images == len(DIGITS.val)
     assert check.agreement is not None
@@ -146,12 +171,13 @@ def test_int8_files_keep_the_labels_of_real_images(digits: Model, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int8-weights"])
 def test_int8_weights_are_in_the_file_and_preprocessing_stays_in_float(
-    digits: Model, tmp_path: Path, precision: PrecisionChoice
+    digits: Model, int8: Int8, tmp_path: Path, precision: PrecisionChoice
 ) -> None:
     import onnx
 
-    export(digits, tmp_path / "out", precision=precision, data="digits", max_images=20)
-    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    options: dict[str, Any] = {"data": "digits", "max_images": 20}
+    made = int8.export if precision == "int8" else export(digits, tmp_path / "out", precision=precision, **options)
+    graph = onnx.load(made.path).graph
     weights = sum(layer.weight.numel() for name, layer in linear_layers(digits) if name != "head")
     assert sum(np.prod(one.dims) for one in graph.initializer if one.data_type == onnx.TensorProto.INT8) >= weights
     large = sum(np.prod(one.dims) for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT)
@@ -166,17 +192,9 @@ def linear_layers(model: Model) -> list[tuple[str, nn.Linear]]:
 
 
 @pytest.mark.slow
-def test_calibration_uses_training_images_only(digits: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Tensor] = []
-
-    def record(model: Model, images: Tensor) -> Model:
-        seen.append(images)
-        return quantise(model, images)
-
-    monkeypatch.setattr(compare_precisions, "quantise", record)
-    export(digits, tmp_path / "out", precision="int8", data="digits", max_images=5)
+def test_calibration_uses_training_images_only(digits: Model, int8: Int8) -> None:
     train = {image.numpy().tobytes() for image in images_of(digits, len(DIGITS.train))}
-    [images] = seen
+    [images] = int8.calibration
     assert len(images) == 256
     assert {image.numpy().tobytes() for image in images} <= train
 

@@ -21,10 +21,9 @@ def test_every_pixel_equals_torch(interpolation: Interpolation) -> None:
     for _ in range(40):
         (h, w), (rows, columns) = draw.choices(sides, k=2), draw.choices(sides[:-1], k=2)
         image = torch.randint(0, 256, (3, h, w), dtype=torch.uint8)
-        weights = [
-            resize_weights(torch.tensor(a), torch.tensor(b), interpolation) for a, b in ((h, rows), (w, columns))
-        ]
-        found = resize_rows(resize_columns(image[None].float(), weights[1]), weights[0])[0]
+        before, after = (torch.tensor(h), torch.tensor(w)), (torch.tensor(rows), torch.tensor(columns))
+        down, across = resize_weights(before, after, interpolation)
+        found = resize_rows(resize_columns(image[None].float(), across), down)[0]
         assert torch.equal(found.to(torch.uint8), resize(image, (rows, columns), interpolation)), (h, w, rows, columns)
 
 

@@ -13,6 +13,7 @@ from vitreous.model.protocol import Model, ModelConfig
 from vitreous.model.swin_config import SwinConfig, SwinV2
 
 SMALL = {"width": 32, "depth": 1, "num_heads": 2, "mlp_width": 64, "patch_size": (8, 8)}
+# The windows do not fill the 9 x 7 patches. SwinV2 pads 8 x 7 patches after the shift; its last stage is one window.
 WINDOWS = SwinConfig((36, 28), width=16, depths=(2, 1), stage_heads=(1, 2), window=(4, 4), num_classes=5)
 
 
@@ -45,7 +46,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "SigLIP2": small("SigLIP2-B/16"),
     "BiT": configure("BiT-R50x1", num_classes=5, image_size=32, overrides={"stages": (1, 1), "width": 32}),
     "Swin": WINDOWS,
-    "SwinV2": dataclasses.replace(WINDOWS, version=SwinV2()),
+    "SwinV2": dataclasses.replace(WINDOWS, image_size=(32, 28), version=SwinV2(), window_rule="timm"),
     "ViT segmenter": SegmenterConfig(small("DINOv2-S/14-reg"), LinearDecoder(2), num_classes=3),  # type: ignore[arg-type]
     "Swin segmenter": SegmenterConfig(WINDOWS.with_classes(0), PyramidDecoder(16), num_classes=3),
 }

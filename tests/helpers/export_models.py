@@ -36,9 +36,9 @@ def segmenter() -> Model:
 
 MODELS: dict[str, Callable[[], Model]] = {
     "class token": vit,
-    "average pooling": lambda: vit(pool=GlobalAverage("after"), class_token=False),
-    "registers": lambda: vit(0, registers=4, position=Learned1d(interpolation="dinov2-registers"), layer_scale=0.5),
-    "hybrid": lambda: vit(stem=ResNetStem((1, 1), 32), patch_size=(2, 2)),
+    "average pooling": lambda: vit(pool=GlobalAverage("after"), class_token=False, output=MultiLabel()),
+    "registers": lambda: vit(registers=4, position=Learned1d(interpolation="dinov2-registers"), layer_scale=0.5),
+    "hybrid": lambda: vit(0, stem=ResNetStem((1, 1), 32), patch_size=(2, 2)),
     "BiT": lambda: vitreous.build(
         vitreous.ResNetConfig((64, 64), stages=(1, 1), width=32, num_classes=7, preprocessing=HOW)
     ),
@@ -47,7 +47,6 @@ MODELS: dict[str, Callable[[], Model]] = {
             (64, 64), width=16, depths=(2, 2), stage_heads=(1, 2), window=(4, 4), num_classes=7, preprocessing=HOW
         )
     ),
-    "multi-label": lambda: vit(output=MultiLabel()),
     "segmenter": segmenter,
 }
 

@@ -161,6 +161,21 @@ def capture_steps(model: Model, images: Float[Tensor, "b c h w"]) -> CapturedFor
     return CapturedForward(model, images, layers, inputs, outputs)
 
 
+def capture_traced(model: Model, images: Float[Tensor, "b c h w"], layers: Sequence[AttentionLayer]) -> CapturedForward:
+    """Do the same with the layers of an earlier pass, whose index tensors then are constants of a traced graph."""
+    tokens, inputs, outputs = first_tokens(model, images), list[Tensor](), list[Tensor]()
+    for layer in layers:
+        inputs.append(tokens if layer.merge is None else layer.merge.merged(tokens))
+        tokens = layer.explicit_step(inputs[-1])[1]
+        outputs.append(tokens)
+    return CapturedForward(model, images, tuple(layers), tuple(inputs), tuple(outputs))
+
+
+def first_tokens(model: Model, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b _ _"]:
+    """Return the tokens before the first layer."""
+    return next(iter(model.attention_steps(images))).before
+
+
 def _sum_of_rows(weights: Tensor, keys: Tensor | None, rows: slice, tokens: int) -> Float[Tensor, "b heads t"]:
     if keys is None:
         return weights.sum(dim=2)

@@ -78,7 +78,7 @@ class ImageSegmenter(nn.Module):
         (n, h, w, c), size, how = images.shape, self.config.image_size, self.config.preprocessing
         pixels, image = decoded(images)
         seen = covering(image, (torch.tensor(size[0]), torch.tensor(size[1])))
-        rows, columns = (resize_weights(*sides, how.interpolation) for sides in zip(image, seen, strict=True))
+        rows, columns = resize_weights(image, seen, how.interpolation)
         pixels = normalise(resize_rows(resize_columns(pixels, columns), rows) / 255, how)
         tops, lefts = (_starts(side, window) for side, window in zip(seen, size, strict=True))
         y, x = (start[:, None] + torch.arange(window) for start, window in zip((tops, lefts), size, strict=True))

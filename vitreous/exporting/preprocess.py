@@ -12,11 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from vitreous.exporting.resample import Scalar, Weights, resize_columns, resize_rows, resize_weights
+from vitreous.exporting.resample import Scalar, Sides, Weights, resize_columns, resize_rows, resize_weights
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
-
-Sides = tuple[Scalar, Scalar]  # height and width
 
 
 class Preprocess(nn.Module):
@@ -31,7 +29,7 @@ class Preprocess(nn.Module):
     def forward(self, images: UInt8[Tensor, "n h w c"], size: Int[Tensor, "2"]) -> Float[Tensor, "n c sh sw"]:
         pixels, image = decoded(images)
         resized = resized_for(image, (size[0], size[1]), self.how)
-        rows, columns = (_axis(*sides, self.how) for sides in zip(image, resized, (size[0], size[1]), strict=True))
+        rows, columns = _axes(image, resized, (size[0], size[1]), self.how)
         pixels = resize_rows(resize_columns(pixels, columns.weights), rows.weights)
         if self.how.fit == "pad":
             pixels = torch.where(rows.inside[:, None] & columns.inside, pixels, self.fill)
@@ -98,12 +96,17 @@ class Axis(NamedTuple):
     inside: Bool[Tensor, "s"]  # False for pixels outside the resized image, which are padding
 
 
-def _axis(length: Scalar, resized: Scalar, size: Scalar, how: Preprocessing) -> Axis:
-    cut, length, resized = _trim(length, resized, size)
-    first, values, unit = resize_weights(length, resized, how.interpolation)
+def _axes(image: Sides, resized: Sides, size: Sides, how: Preprocessing) -> tuple[Axis, Axis]:
+    height, width = (_trim(*sides) for sides in zip(image, resized, size, strict=True))
+    rows, columns = resize_weights((height[1], width[1]), (height[2], width[2]), how.interpolation)
+    return (_axis(*height, rows, size[0], how), _axis(*width, columns, size[1], how))
+
+
+def _axis(cut: Scalar, _: Scalar, resized: Scalar, weights: Weights, size: Scalar, how: Preprocessing) -> Axis:
     place = torch.arange(size.item()) + _offset(resized - size, how)
     index = place.clamp(min=0).minimum(resized - 1)
-    return Axis(Weights(first[index] + cut, values[index], unit), (place >= 0) & (place < resized))
+    cropped = Weights(weights.first[index] + cut, weights.values[index], weights.unit)
+    return Axis(cropped, (place >= 0) & (place < resized))
 
 
 def _trim(length: Scalar, resized: Scalar, size: Scalar) -> tuple[Scalar, Scalar, Scalar]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitreous.data.image.decoding import Interpolation
 
 Scalar = Int[Tensor, ""]  # an integer that the graph computes from the size of the image
+Sides = tuple[Scalar, Scalar]  # height and width
 
 # ---- Pairs of float32 numbers ----------------------------------------------------------------------------------------
 # The value is high + low, and low is at most half a unit in the last place of high (Dekker 1971).
@@ -90,23 +91,32 @@ class Weights(NamedTuple):
     unit: Float[Tensor, "1"]
 
 
-def resize_weights(length: Scalar, resized: Scalar, interpolation: Interpolation) -> Weights:
-    """Return the weights that torch uses to resize a side of `length` pixels to `resized` pixels."""
+def resize_weights(lengths: Sides, sizes: Sides, interpolation: Interpolation) -> tuple[Weights, Weights]:
+    """Return the weights that torch uses to resize a height and a width of `lengths` pixels to `sizes` pixels.
+
+    Both are computed at once, so that the graph contains the operations once. Shapes: side, r, k.
+    """
+    length, size = (torch.stack(sides).view(2, 1, 1) for sides in (lengths, sizes))
     radius = 1 if interpolation == "bilinear" else 2
-    longer = torch.maximum(length, resized)
-    span = (2 * radius * longer + resized - 1) // resized  # width of the filter in pixels
-    odd = 2 * torch.arange(resized.item()) + 1
-    # In half pixels, the centre of an output pixel is odd * length / resized = whole + rest / resized.
-    times = length // resized
-    scaled = odd * (length - times * resized)  # small enough for float32
-    carry = scaled // resized
-    whole, rest = odd * times + carry, scaled - carry * resized
+    longer = torch.maximum(length, size)
+    span = (2 * radius * longer + size - 1) // size  # width of the filter in pixels
+    odd = (2 * torch.arange(size.max().item())[:, None] + 1).minimum(2 * size - 1)  # the shorter side repeats its last
+    # In half pixels, the centre of an output pixel is odd * length / size = whole + rest / size.
+    times = length // size
+    scaled = odd * (length - times * size)  # small enough for float32
+    carry = scaled // size
+    whole, rest = odd * times + carry, scaled - carry * size
     first = (whole - span - 1) // 2
-    pixels = first[:, None] + torch.arange((span + 3).item())
-    distance = divide(pair((resized * (2 * pixels + 1 - whole[:, None]) - rest[:, None]).abs()), pair(2 * longer))
+    pixels = first + torch.arange((span.max() + 3).item())
+    distance = divide(pair((size * (2 * pixels + 1 - whole) - rest).abs()), pair(2 * longer))
     inside = (distance.high < radius) & (pixels >= 0) & (pixels < length)
     filtered = _triangle(distance) if interpolation == "bilinear" else _cubic(distance)
-    return Weights(first, *_as_integers(where(inside, filtered, pair(0.0))))
+    values, units = _as_integers(where(inside, filtered, pair(0.0)))
+    rows, columns = (torch.arange(side.item()) for side in sizes)
+    return (
+        Weights(first[0, rows, 0], values[0, rows], units[0]),
+        Weights(first[1, columns, 0], values[1, columns], units[1]),
+    )
 
 
 def _triangle(distance: Pair) -> Pair:
@@ -122,21 +132,21 @@ def _cubic(distance: Pair) -> Pair:
     return add(multiply(multiply(x, x), line), pair(near))
 
 
-def _as_integers(weights: Pair) -> tuple[Float[Tensor, "r k"], Float[Tensor, "1"]]:
-    """Normalise weights to a sum of 1 and scale them to 16-bit integers. Also return the factor."""
+def _as_integers(weights: Pair) -> tuple[Float[Tensor, "2 r k"], Float[Tensor, "2 1"]]:
+    """Normalise weights to a sum of 1 and scale them to 16-bit integers. Also return the factor of each side."""
     upper = (weights.high * 2**12).floor() / 2**12  # so few bits that the sum is exact
     middle = ((weights.high - upper) * 2**24).floor() / 2**24
     lower = ((weights.high - upper) - middle) + weights.low
-    sums = [part.sum(dim=1, keepdim=True) for part in (upper, middle, lower)]
+    sums = [part.sum(dim=2, keepdim=True) for part in (upper, middle, lower)]
     total = add(_exact_sum(sums[0], sums[1]), Pair(sums[2], torch.zeros_like(sums[2])))
     weights = divide(weights, total)
     units = torch.tensor([2.0**bits for bits in range(23)])
-    bits = (weights.high.max() * 2 * units[:22] < 2**15 - 0.5).sum(dim=0, keepdim=True)
-    unit = units.index_select(0, bits)
+    bits = (weights.high.amax(dim=(1, 2))[:, None] * 2 * units[:22] < 2**15 - 0.5).sum(dim=1)
+    unit = units.index_select(0, bits)[:, None, None]
     sign = torch.where(weights.high < 0, -1.0, 1.0)
     high, low = weights.high * sign * unit, weights.low * sign * unit
     whole = high.floor()
-    return (whole + (((high - whole) - 0.5) + low >= 0)) * sign, unit
+    return (whole + (((high - whole) - 0.5) + low >= 0)) * sign, unit[:, 0]
 
 
 # ---- Product with an image -------------------------------------------------------------------------------------------

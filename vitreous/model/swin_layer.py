@@ -26,14 +26,14 @@ class SwinLayer(AttentionLayer):
         self.block, self.terms, self.merge = block, terms, merge
         self.layout = Layout(0, terms.windows.grid)
         neighbours = terms.windows.neighbours().to(terms.offsets.device)
-        self.keys, self.padding = neighbours.clamp_min(0), neighbours < 0
-        if terms.windows.counts == (1, 1) and terms.windows.padding == (0, 0):  # one window, with all tokens in order
-            self.keys = None
+        self.neighbours, self.padding = neighbours.clamp_min(0), neighbours < 0
+        one = terms.windows.counts == (1, 1) and terms.windows.padding == (0, 0)  # with all tokens in order
+        self.keys = None if one else self.neighbours
 
     @property
     def index_tensors(self) -> Sequence[Tensor]:
         merge = () if self.merge is None else (self.merge.keys, self.merge.weights)
-        found = (self.keys, self.padding, self.terms.offsets, self.terms.separated, *merge)
+        found = (self.neighbours, self.padding, self.terms.offsets, self.terms.separated, *merge)
         return [tensor for tensor in found if tensor is not None]
 
     def weights(self, tokens: Float[Tensor, "b n d"], queries: slice = slice(None)) -> Float[Tensor, "b heads q t"]:
@@ -48,12 +48,12 @@ class SwinLayer(AttentionLayer):
     def token_tensors(self, tokens: Float[Tensor, "b n d"], index: Int[Tensor, "1"]) -> dict[str, Tensor]:
         block, windows, own = self.block, self.terms.windows, tokens.index_select(1, index)
         attention, t = block.attention, math.prod(windows.size)
-        members = windows.neighbours().to(tokens.device).index_select(0, index)[0]
+        padding, members = (table.index_select(0, index)[0] for table in (self.padding, self.neighbours))
+        members = torch.where(padding, -1, members)
+        place = (members == index).long().argmax(dim=0, keepdim=True)  # in the window
         padded = F.pad(block._inputs(tokens), (0, 0, 0, 1))  # the last token is that of the padding
-        inputs = padded.index_select(1, torch.where(members < 0, tokens.shape[1], members))
+        inputs = padded.index_select(1, torch.where(padding, tokens.shape[1], members))
         query, keys, values = (x[0] for x in attention.queries_keys_values(inputs, AttentionTerms()))
-        places = torch.arange(t, device=tokens.device, dtype=torch.float64).expand(math.prod(windows.counts), t)
-        place = join(places[..., None], windows)[0, :, 0].long().index_select(0, index)
         scale = attention.logit_scales()
         query = query.index_select(1, place)[:, 0] * (attention.scale / scale)
         added = {"bias": attention.bias(self.terms).index_select(1, place)[:, 0]}

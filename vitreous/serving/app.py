@@ -12,7 +12,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -240,9 +240,11 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = addresses[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        with ExitStack() as stack:  # closes the socket if it cannot be bound
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            stack.pop_all()
     except OSError as error:
         raise OSError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
     return listener

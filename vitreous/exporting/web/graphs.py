@@ -16,7 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from vitreous.explanation.attention_and_logit_lens import (
     CapturedForward,
-    capture_steps,
+    capture,
+    capture_traced,
+    first_tokens,
     lens_layers,
     pooling_weights,
 )
@@ -31,18 +33,24 @@ from vitreous.runtimes.trace import quiet
 IMAGE, TARGET, PATCH = "image", "target", "patch"  # names of the inputs
 
 
-class PageOutputs(nn.Module):
-    """Forward pass that also returns attention and the features of each layer, one layer after the other."""
+class PageGraph(nn.Module):
+    """A graph for images of one size. Tensors that depend only on the size are computed once, before it is traced."""
 
     def __init__(self, model: Model):
         super().__init__()
-        self.model = model
+        self.model, self.layers = model, capture(model, example_image(model)).layers
+
+    def capture(self, image: Float[Tensor, "1 c h w"]) -> CapturedForward:
+        return capture_traced(self.model, image, self.layers)
+
+
+class PageOutputs(PageGraph):
+    """Forward pass that also returns attention and the features of each layer, one layer after the other."""
 
     def forward(self, image: Float[Tensor, "1 c h w"]) -> dict[str, Tensor]:
-        model = self.model
-        captured = capture_steps(model, image)  # for its layers; the states are computed again with explicit weights
-        tokens, attention, features = captured.inputs[0], list[Tensor](), list[Features]()
-        for layer in captured.layers:
+        model, attention, features = self.model, list[Tensor](), list[Features]()
+        tokens = first_tokens(model, image)
+        for layer in self.layers:
             if layer.merge is not None:
                 tokens = layer.merge.merged(tokens)
             weights, tokens = layer.explicit_step(tokens)
@@ -61,26 +69,18 @@ class PageOutputs(nn.Module):
         return outputs
 
 
-class Relevance(nn.Module):
+class Relevance(PageGraph):
     """Relevance of each patch for one class."""
 
-    def __init__(self, model: Model):
-        super().__init__()
-        self.model = model
-
     def forward(self, image: Float[Tensor, "1 c h w"], target: Int[Tensor, "1"]) -> dict[str, Tensor]:
-        return {"relevance": relevance(capture_steps(self.model, image), target).flatten()}
+        return {"relevance": relevance(self.capture(image), target).flatten()}
 
 
-class Walk(nn.Module):
+class Walk(PageGraph):
     """Tensors of one patch. Those of the layers are flattened, one layer after the other; see `walk_shapes`."""
 
-    def __init__(self, model: Model):
-        super().__init__()
-        self.model = model
-
     def forward(self, image: Float[Tensor, "1 c h w"], patch: Int[Tensor, "1"]) -> dict[str, Tensor]:
-        captured = capture_steps(self.model, image)
+        captured = self.capture(image)
         layers = [layer_tensors(captured, layer, patch) for layer in range(len(captured.layers))]
         joined = {
             name: torch.cat([tensors[name].flatten() for tensors in layers if name in tensors])
@@ -96,25 +96,28 @@ def walk_shapes(captured: CapturedForward) -> list[dict[str, list[int]]]:
     return [{name: list(tensor.shape) for name, tensor in tensors.items()} for tensors in layers]
 
 
+def example_image(model: Model) -> Float[Tensor, "1 c h w"]:
+    return torch.zeros(1, model.config.channels, *model.config.image_size)
+
+
 def export_outputs(model: Model) -> Any:
     """Return the ONNX model of `PageOutputs`."""
-    image = torch.zeros(1, model.config.channels, *model.config.image_size)
-    return _export(PageOutputs(model).eval(), {IMAGE: image})
+    return _export(PageOutputs(model).eval(), {IMAGE: example_image(model)})
 
 
 def export_relevance(model: Model) -> Any:
     """Return the ONNX model of `Relevance`. The graph contains the gradients."""
-    image = torch.zeros(1, model.config.channels, *model.config.image_size)
-    target = torch.zeros(1, dtype=torch.int64)
+    inputs = {IMAGE: example_image(model), TARGET: torch.zeros(1, dtype=torch.int64)}
     steps: Any = get_decompositions([torch.ops.aten.silu_backward])  # ONNX has no such operator
-    traced = make_fx(Relevance(model).eval(), decomposition_table=steps)(image, target)
-    return _export(traced.eval(), {IMAGE: image, TARGET: target})
+    traced = make_fx(Relevance(model).eval(), decomposition_table=steps)(*inputs.values())
+    traced.graph.eliminate_dead_code()  # the outputs of layers that only their gradients use
+    traced.recompile()
+    return _export(traced.eval(), inputs)
 
 
 def export_walk(model: Model) -> Any:
     """Return the ONNX model of `Walk`."""
-    image = torch.zeros(1, model.config.channels, *model.config.image_size)
-    return _export(Walk(model).eval(), {IMAGE: image, PATCH: torch.zeros(1, dtype=torch.int64)})
+    return _export(Walk(model).eval(), {IMAGE: example_image(model), PATCH: torch.zeros(1, dtype=torch.int64)})
 
 
 def _export(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
