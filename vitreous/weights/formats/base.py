@@ -137,9 +137,13 @@ class Format(ABC):
         """Return tensors that the library requires but Vitreous models do not have."""
         return {}
 
+    def packed(self, tensors: Mapping[str, Tensor], config: Any) -> Mapping[str, Tensor]:
+        """Return the tensors of the file, if layers are packed or names have a prefix that `table` does not have."""
+        return tensors
+
     def write(self, tensors: Mapping[str, Tensor], config: Any, path: Path) -> None:
-        """Write tensors to `path` (a folder or a file) under the library's names."""
-        write_file(tensors, path / self.file_name if path.is_dir() else path)
+        """Write the `packed` tensors to `path` (a folder or a file)."""
+        write_file(self.packed(tensors, config), path / self.file_name if path.is_dir() else path)
 
 
 class ConfigBuilder:
