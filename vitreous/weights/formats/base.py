@@ -152,9 +152,15 @@ class ConfigBuilder:
     def __init__(self, state: StateDict, overrides: Mapping[str, Any], new_head: bool = False):
         self.path, self.overrides = state.path, overrides
         self.new_head = new_head  # the caller will replace the classifier
+        self.changed: set[str] = set()  # overridden fields that the checkpoint specifies and `Model.resampled` changes
         self.fields: dict[str, Any] = {}
         self._reasons: dict[str, str] = {}
         self._uncertain: set[str] = set()
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Overridden fields that describe the checkpoint."""
+        return {field: value for field, value in self.overrides.items() if field not in self.changed}
 
     @property
     def assumed(self) -> list[str]:
