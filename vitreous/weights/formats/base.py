@@ -74,7 +74,7 @@ class Format(ABC):
     roots: ClassVar[Sequence[str]] = ("",)  # possible prefixes of all tensor names
     renames: ClassVar[Sequence[tuple[str, str]]] = ()  # (pattern, replacement) for names of other versions
     ignored: ClassVar[Sequence[str]] = ()  # patterns of tensor names to ignore
-    distinctive: ClassVar[bool] = False  # True if no unsupported model has all tensors of a signature
+    distinctive: ClassVar[bool] = False  # True if no unsupported model with these signatures is known by its shapes
     read_only: ClassVar[bool] = False
     suffixes: ClassVar[Sequence[str]] = ()  # accepted when writing; if empty, any file or a folder can be written
     file_name: ClassVar[str] = "model.safetensors"  # weight file in a folder

@@ -5,7 +5,6 @@ Names follow google-research/big_vision (`models/vit.py`, `models/proj/image_tex
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
