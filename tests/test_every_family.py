@@ -83,6 +83,11 @@ def test_serve(live: Live, family: str) -> None:
         reply = live.request("GET", path.format(what))
         assert (reply.status == 200) == config.has_attention, reply
         assert config.has_attention or "BiT" in reply.json["error"]["message"]
+    scored = config.has_attention and config.task == "classify"
+    answers = dict.fromkeys(("map/relevance?", "map/occlusion?", "lens?"), scored)
+    for what, works in (answers | {"effects?": scored and bool(config.num_tokens)}).items():
+        reply = live.request("GET", path.format(what))
+        assert reply.status == (200 if works else 409), (what, reply)
     if config.has_attention:
         found = live.request("GET", path.format("map/rollout?")).json
         assert tuple(found["grid"]) == tuple(shown["grid"]) == config.backbone.map_grid
