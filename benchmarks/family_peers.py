@@ -4,6 +4,7 @@ The code of the authors is imported from clones of their repositories: Swin-Tran
 """
 
 import contextlib
+import functools
 import sys
 import types
 from abc import ABC, abstractmethod
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -383,7 +385,10 @@ class OpenClip(OpenAi):
 
 @contextlib.contextmanager
 def _importing(clones: Path) -> Iterator[None]:
-    """Let `build` extend sys.path. Stand-ins replace the CUDA packages that EVA's code imports."""
+    """Let `build` extend sys.path. Stand-ins replace the CUDA packages that EVA's code imports.
+
+    torch.linspace stays on the CPU if models are built on the meta device, because their code reads its numbers.
+    """
     path = list(sys.path)
     stubs = {name: types.ModuleType(name) for name in ("xformers", "xformers.ops", "apex", "apex.normalization")}
     stubs["xformers"].ops = stubs["xformers.ops"]  # type: ignore[attr-defined]
@@ -392,7 +397,8 @@ def _importing(clones: Path) -> Iterator[None]:
     stubs["apex.normalization"].FusedLayerNorm = nn.LayerNorm  # type: ignore[attr-defined]
     sys.modules.update(stubs)
     try:
-        yield
+        with mock.patch.object(torch, "linspace", functools.partial(torch.linspace, device="cpu")):
+            yield
     finally:
         sys.path[:] = path
         for name in stubs:
