@@ -13,6 +13,8 @@ import vitreous
 from optional_imports import import_timm, import_torchvision, import_transformers
 from parity import check_close, noisy
 from vitreous.model.build import build
+from vitreous.model.config import SegmenterConfig
+from vitreous.model.options import PyramidDecoder
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, WindowRule
 from vitreous.weights.convert import UnsupportedByFormat, convert
 from vitreous.weights.io.errors import BadCheckpoint
@@ -259,6 +261,14 @@ def test_windows_change_on_loading(version: SwinV1 | SwinV2, format: str, tmp_pa
     assert larger.config.pretrained_windows == ((8, 4) if isinstance(version, SwinV2) else (0, 0))
     check_close(ours.resampled(given, (64, 64)), larger, (64, 64))
     assert describe(path, given).config.window == (16, 16)
+
+
+def test_windows_of_a_segmenter_change_on_loading(tmp_path: Path) -> None:
+    ours = noisy(build(SegmenterConfig(tiny(SwinV2(), num_classes=0), PyramidDecoder(8), num_classes=3)))
+    vitreous.save(ours, tmp_path / "m")
+    larger = vitreous.load(tmp_path / "m", image_size=64, overrides={"window": 8})
+    assert larger.config.backbone == tiny(SwinV2((4, 4)), num_classes=0, window=(8, 8), image_size=(64, 64))
+    assert not torch.equal(larger(images := torch.randn(1, 3, 64, 64)), ours(images))
 
 
 def test_convert_reports_parity_with_the_other_library(tmp_path: Path) -> None:
