@@ -62,8 +62,8 @@ def header_for(
         header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
-    start = len(text).to_bytes(8, "little") + text
-    return start, {name: len(start) + header[name]["data_offsets"][0] for name in order}
+    text = len(text).to_bytes(8, "little") + text
+    return text, {name: len(text) + header[name]["data_offsets"][0] for name in order}
 
 
 def read_header(file: Path) -> dict[str, Entry]:
