@@ -3,14 +3,17 @@
 In the direction "in", the other library creates and saves a model, and Vitreous loads the file. In the direction "out",
 Vitreous saves a preset, and the other library loads it with strict keys. Biases, norms, layer scales, tables of
 positions, registers and logit scales are random too. The table shows the largest absolute difference of the logits or
-image embeddings at each image size; the first is that of the preset.
+image embeddings at each image size; the first is that of the preset. Models have their published widths and at most
+`--blocks` blocks (of each stage). With `--dtype float64`, rounding is smaller than any other difference.
+
+Before that, the names and shapes of all tensors of the complete model are compared, without weights and in both
+directions. A tensor that is unexpected, missing or misshapen ends the benchmark. The results contain the number of
+parameters in Vitreous and in the other library, which may have more: mask tokens, poolers, biases that are always zero.
 
     python -m benchmarks.family_parity                                     # timm, transformers and torchvision
     python -m benchmarks.family_parity --only dinov3 --clones ~/src        # also the code of the authors
 
-Clones are folders with the names of the repositories: Swin-Transformer, dinov3, EVA, CLIP and open_clip. Models have
-their published widths and at most `--blocks` blocks (of each stage). With `--dtype float64`, rounding is smaller than
-any other difference.
+Clones are folders with the names of the repositories: Swin-Transformer, dinov3, EVA, CLIP and open_clip.
 """
 
 import dataclasses
@@ -19,7 +22,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import tyro
@@ -42,10 +45,14 @@ from benchmarks.family_peers import (
 from benchmarks.publish_table import publish
 from vitreous.model.build import build
 from vitreous.model.config import ViTConfig
+from vitreous.model.meta_build import build_blank
 from vitreous.model.options import Interpolation, MixedRotary2d, Rotary2d
 from vitreous.model.presets import preset
 from vitreous.model.protocol import Model
 from vitreous.model.swin_config import SwinConfig, SwinV2
+from vitreous.weights.formats.detect_format import format_for
+from vitreous.weights.formats.mapping import write_table
+from vitreous.weights.load import describe
 from vitreous.weights.peers import repair_torchvision
 
 ALLOWED = 2e-5
@@ -72,6 +79,8 @@ class Result:
     size: Size
     largest: float  # largest absolute difference
     spread: float  # standard deviation of the outputs over the images
+    parameters: int  # of the complete model
+    parameters_of_library: int
 
 
 TIMM = {
@@ -145,21 +154,26 @@ def cases(clones: Path | None) -> Iterator[tuple[Peer, str, str]]:
         yield from ((OpenClip(clones), f"OpenCLIP-{size}/14", "") for size in ("L", "H", "g", "bigG"))
 
 
-def config_for(peer: Peer, model: str, name: str, blocks: int) -> Config:
-    """Return the config of a preset with few blocks, and with the windows and resampling of the library."""
+def config_for(peer: Peer, model: str, name: str) -> Config:
+    """Return the config of a preset with the windows and resampling of the library."""
     config = preset(model)
     if isinstance(config, SwinConfig):
-        depths = tuple(min(depth, blocks) for depth in config.depths)
         rule = peer.format if peer.format in ("timm", "torchvision") else "microsoft"
-        return config.override({"depths": depths, "window_rule": rule})
+        return config.override({"window_rule": rule})
     assert isinstance(config, ViTConfig)
-    changes: dict[str, Any] = {"depth": min(config.depth, blocks)}
-    if (learned := config.learned_position) is not None:
-        way: Interpolation = "timm" if peer.format in ("timm", "clip") else "huggingface"
-        learned = dataclasses.replace(learned, interpolation="naflex" if name == "Siglip2VisionModel" else way)
-        rotary = isinstance(config.position, Rotary2d | MixedRotary2d)
-        changes["position"] = dataclasses.replace(config.position, learned=learned) if rotary else learned  # type: ignore[arg-type]
-    return config.override(changes)
+    if (learned := config.learned_position) is None:
+        return config
+    way: Interpolation = "timm" if peer.format in ("timm", "clip") else "huggingface"
+    learned = dataclasses.replace(learned, interpolation="naflex" if name == "Siglip2VisionModel" else way)
+    if isinstance(config.position, Rotary2d | MixedRotary2d):
+        return config.override({"position": dataclasses.replace(config.position, learned=learned)})
+    return config.override({"position": learned})
+
+
+def shortened(config: Config, blocks: int) -> Config:
+    if isinstance(config, SwinConfig):
+        return config.override({"depths": tuple(min(depth, blocks) for depth in config.depths)})
+    return config.override({"depth": min(config.depth, blocks)})
 
 
 def other_sizes(peer: Peer, config: Config) -> list[Size]:
@@ -197,8 +211,35 @@ def perturb(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
+def compare_names(peer: Peer, config: Config, name: str) -> tuple[int, int]:
+    """Compare the names and shapes of all tensors of a complete model, without weights, in both directions.
+
+    Return the number of parameters in Vitreous and in the library.
+    """
+    format = format_for(peer.format, config)
+    ours, constants = build_blank(config), format.extra_tensors(config)
+    with torch.device("meta"):
+        theirs = peer.create(config, name, config.image_size)
+        extra = format.extra_tensors(config)
+    with tempfile.TemporaryDirectory() as folder:
+        peer.save_sparse(theirs, Path(folder) / peer.file, constants)
+        found = describe(Path(folder) / peer.file).config  # fails if a tensor is missing, unexpected or misshapen
+    if _shapes(build_blank(found)) != _shapes(ours):
+        raise SystemExit(f"{peer.title} has another {config.summary}: {found}")
+    written = format.packed(write_table(format.table(config), ours.state_dict()) | extra, config)
+    counts = [sum(x.numel() for x in module.parameters()) for module in (ours, theirs)]
+    with torch.device("meta"):
+        peer.fill(theirs, written)
+    return counts[0], counts[1]
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
 def check(peer: Peer, model: str, name: str, options: Options) -> Iterator[Result]:
-    config = config_for(peer, model, name, options.blocks)
+    complete = config_for(peer, model, name)
+    counts, config = compare_names(peer, complete, name), shortened(complete, options.blocks)
     for direction in ("in", "out"):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / peer.file
@@ -213,16 +254,16 @@ def check(peer: Peer, model: str, name: str, options: Options) -> Iterator[Resul
                 vitreous.save(ours, path, format=peer.format, lossy=True)
             for size in (config.image_size, *other_sizes(peer, config)):
                 theirs = peer.open(path, config, name, size).eval()
-                yield compare(peer, (model, direction), ours, theirs, size, options)
+                yield Result(model, peer.title, direction, size, *compare(peer, ours, theirs, size, options), *counts)
 
 
 @torch.inference_mode()
-def compare(peer: Peer, case: tuple[str, str], ours: Model, theirs: nn.Module, size: Size, options: Options) -> Result:
+def compare(peer: Peer, ours: Model, theirs: nn.Module, size: Size, options: Options) -> tuple[float, float]:
+    """Return the largest difference of the outputs, and their standard deviation over the images."""
     dtype = getattr(torch, options.dtype)
     images = (torch.randn(options.images, 3, *size) + torch.randn(options.images, 3, 1, 1)).to(dtype)
     expected, found = peer.output(theirs.to(dtype), images), ours.to(dtype)(images)
-    largest = (found - expected).abs().max().item()
-    return Result(case[0], peer.title, case[1], size, largest, expected.std(0).mean().item())
+    return (found - expected).abs().max().item(), expected.std(0).mean().item()
 
 
 def main(options: Options) -> None:

@@ -4,6 +4,7 @@ The code of the authors is imported from clones of their repositories: Swin-Tran
 """
 
 import contextlib
+import functools
 import sys
 import types
 from abc import ABC, abstractmethod
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from vitreous.model.config import ViTConfig
 from vitreous.model.options import Gelu, SwiGlu
 from vitreous.model.swin_config import SwinConfig, SwinV2
+from vitreous.weights.io.safetensors_file import header_for
 
 Size = tuple[int, int]
 Config = ViTConfig | SwinConfig
@@ -45,6 +48,25 @@ class Peer(ABC):
     def output(self, model: Any, images: Tensor) -> Tensor:
         return model(images)
 
+    @abstractmethod
+    def save_sparse(self, model: Any, path: Path, constants: Mapping[str, Tensor]) -> None:
+        """Save a model on the meta device, with the data of `constants` only (see `write_sparse`)."""
+
+    def fill(self, model: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Load tensors of the meta device with strict keys and shapes."""
+        model.load_state_dict(tensors, assign=True)
+
+
+def write_sparse(tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor], file: Path) -> None:
+    """Write a safetensors file of full length that takes space on disk only for the data of `constants`."""
+    start, places = header_for(tensors)
+    with file.open("wb") as stream:
+        stream.write(start)
+        stream.truncate(len(start) + sum(tensor.nbytes for tensor in tensors.values()))
+        for name in constants.keys() & tensors.keys():
+            stream.seek(places[name])
+            stream.write(constants[name].contiguous().numpy().tobytes())
+
 
 class Timm(Peer):
     title, format = "timm", "timm"
@@ -66,6 +88,13 @@ class Timm(Peer):
         import timm
 
         timm.models.save_for_hf(model, path, model_args=self.args)
+
+    def save_sparse(self, model: Any, path: Path, constants: Mapping[str, Tensor]) -> None:
+        from timm.models import _hub
+
+        path.mkdir()
+        _hub.save_config_for_hf(model, path / "config.json", model_args=self.args)
+        write_sparse(model.state_dict(), constants, path / "model.safetensors")
 
     def open(self, path: Path, config: Config, name: str, size: Size) -> nn.Module:
         import timm
@@ -108,14 +137,24 @@ class Transformers(Peer):
     def save(self, model: Any, path: Path) -> None:
         model.save_pretrained(path)
 
+    def save_sparse(self, model: Any, path: Path, constants: Mapping[str, Tensor]) -> None:
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(path)
+        write_sparse(model.state_dict(), constants, path / "model.safetensors")
+
+    def fill(self, model: Any, tensors: Mapping[str, Tensor]) -> None:
+        loaded = type(model).from_pretrained(
+            None, config=model.config, state_dict=tensors, device_map="meta", output_loading_info=True
+        )
+        _check_loaded(loaded[1])
+
     def open(self, path: Path, config: Config, name: str, size: Size) -> nn.Module:
         import transformers
 
         # Swin is built for one image size; the others resample their positions when called.
         more = {"image_size": size} if isinstance(config, SwinConfig) else {}
         model, about = getattr(transformers, name).from_pretrained(path, output_loading_info=True, **more)
-        if wrong := {kind: keys for kind, keys in about.items() if keys}:
-            raise SystemExit(f"transformers found missing or unexpected keys: {wrong}")
+        _check_loaded(about)
         return model
 
     def output(self, model: Any, images: Tensor) -> Tensor:
@@ -135,6 +174,11 @@ class Transformers(Peer):
         return next(x for name in ("logits", "image_embeds", "pooler_output") if (x := found.get(name)) is not None)
 
 
+def _check_loaded(about: Mapping[str, Any]) -> None:
+    if wrong := {kind: keys for kind, keys in about.items() if keys}:
+        raise SystemExit(f"transformers found missing or unexpected keys: {wrong}")
+
+
 class StateDicts(Peer):
     """A library whose files are state dicts."""
 
@@ -142,17 +186,26 @@ class StateDicts(Peer):
     ignored: ClassVar[tuple[str, ...]] = ()  # ends of the names of buffers that depend on the image size
 
     def save(self, model: Any, path: Path) -> None:
-        torch.save(model.state_dict(), path)
+        torch.save(self.state(model), path)
+
+    def save_sparse(self, model: Any, path: Path, constants: Mapping[str, Tensor]) -> None:
+        write_sparse(self.state(model), constants, path)
+
+    def state(self, model: Any) -> dict[str, Tensor]:
+        return model.state_dict()
 
     def open(self, path: Path, config: Config, name: str, size: Size) -> nn.Module:
         model, state = self.create(config, name, size), torch.load(path)
-        kept = {name: x for name, x in self.tensors(state, model).items() if not name.endswith(self.ignored or " ")}
-        found = model.load_state_dict(kept, strict=not self.ignored)
-        if found.unexpected_keys or any(not name.endswith(self.ignored) for name in found.missing_keys):
-            raise SystemExit(f"{self.title} found missing or unexpected keys: {found}")
+        self.fill(model, state.get("model", state))
         return model
 
-    def tensors(self, state: dict[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    def fill(self, model: Any, tensors: Mapping[str, Tensor]) -> None:
+        kept = {name: x for name, x in self.tensors(tensors, model).items() if not name.endswith(self.ignored or " ")}
+        found = model.load_state_dict(kept, strict=not self.ignored, assign=True)
+        if found.unexpected_keys or any(not name.endswith(self.ignored) for name in found.missing_keys):
+            raise SystemExit(f"{self.title} found missing or unexpected keys: {found}")
+
+    def tensors(self, state: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
         return state
 
 
@@ -204,9 +257,6 @@ class Microsoft(Original):
     def save(self, model: Any, path: Path) -> None:
         torch.save({"model": model.state_dict()}, path)
 
-    def tensors(self, state: dict[str, Any], model: Any) -> Mapping[str, Tensor]:
-        return state["model"]
-
 
 class DinoV3(Original):
     title, format = "DINOv3", "dinov3"
@@ -235,10 +285,10 @@ class DinoV3(Original):
         model.rope_embed.periods = model.rope_embed.periods.bfloat16().float()  # as in the published files
         return model
 
-    def tensors(self, state: dict[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    def tensors(self, state: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
         """Add tensors that are not used after training."""
         unused = {name: x for name, x in model.state_dict().items() if "local_cls_norm" in name or name == "mask_token"}
-        return unused | state
+        return {**unused, **state}
 
 
 class Eva(Original):
@@ -268,7 +318,7 @@ class Eva(Original):
                 use_checkpoint=False,
             )
 
-    def tensors(self, state: dict[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    def tensors(self, state: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
         """Resample positions as `utils.load_state_dict` and `run_class_finetuning.py` do, for another image size."""
         positions, count = state["pos_embed"], model.patch_embed.num_patches
         rotations = {name: x for name, x in model.state_dict().items() if ".rope." in name or name.startswith("rope.")}
@@ -278,7 +328,7 @@ class Eva(Original):
         table = positions[:, 1:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
         table = F.interpolate(table, size=(new, new), mode="bicubic", align_corners=False)
         table = table.permute(0, 2, 3, 1).flatten(1, 2)
-        return state | rotations | {"pos_embed": torch.cat([positions[:, :1], table], dim=1)}
+        return {**state, **rotations, "pos_embed": torch.cat([positions[:, :1], table], dim=1)}
 
 
 class OpenAi(Original):
@@ -293,11 +343,11 @@ class OpenAi(Original):
         model.visual = VisionTransformer(size[0], *sizes)
         return model
 
-    def save(self, model: Any, path: Path) -> None:
+    def state(self, model: Any) -> dict[str, Tensor]:
         number = {"input_resolution": torch.tensor(model.visual.input_resolution)}  # marks OpenAI's files
-        torch.save(model.state_dict() | number, path)
+        return model.state_dict() | number
 
-    def tensors(self, state: dict[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    def tensors(self, state: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
         return {name: x for name, x in state.items() if name.startswith("visual.")}
 
     def output(self, model: Any, images: Tensor) -> Tensor:
@@ -320,10 +370,10 @@ class OpenClip(OpenAi):
         )  # fmt: skip
         return model
 
-    def save(self, model: Any, path: Path) -> None:
-        torch.save(model.state_dict(), path)
+    def state(self, model: Any) -> dict[str, Tensor]:
+        return model.state_dict()
 
-    def tensors(self, state: dict[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    def tensors(self, state: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
         """Resample positions as `open_clip.model.resize_pos_embed` does."""
         positions, grid = state["visual.positional_embedding"], model.visual.grid_size
         side = round((len(positions) - 1) ** 0.5)
@@ -335,7 +385,10 @@ class OpenClip(OpenAi):
 
 @contextlib.contextmanager
 def _importing(clones: Path) -> Iterator[None]:
-    """Let `build` extend sys.path. Stand-ins replace the CUDA packages that EVA's code imports."""
+    """Let `build` extend sys.path. Stand-ins replace the CUDA packages that EVA's code imports.
+
+    torch.linspace stays on the CPU if models are built on the meta device, because their code reads its numbers.
+    """
     path = list(sys.path)
     stubs = {name: types.ModuleType(name) for name in ("xformers", "xformers.ops", "apex", "apex.normalization")}
     stubs["xformers"].ops = stubs["xformers.ops"]  # type: ignore[attr-defined]
@@ -344,7 +397,8 @@ def _importing(clones: Path) -> Iterator[None]:
     stubs["apex.normalization"].FusedLayerNorm = nn.LayerNorm  # type: ignore[attr-defined]
     sys.modules.update(stubs)
     try:
-        yield
+        with mock.patch.object(torch, "linspace", functools.partial(torch.linspace, device="cpu")):
+            yield
     finally:
         sys.path[:] = path
         for name in stubs:

@@ -20,6 +20,7 @@ from every_family import FAMILIES, group, small_model
 from inspect_requests import as_given, sample_image
 from live_server import Live, in_thread
 from page_graphs import check_keys, check_page_graphs
+from train_runs import skip_report, tiny
 from vitreous.explanation.attention_and_logit_lens import capture
 from vitreous.explanation.methods import ATTENTION_METHODS, HEAD_METHODS, METHODS
 from vitreous.exporting.graph import trace_tensors
@@ -33,6 +34,8 @@ from vitreous.model.presets import PRESETS
 from vitreous.model.protocol import UnsupportedModel
 from vitreous.page.walk import token_of
 from vitreous.serving.models import serve_model
+from vitreous.training import Augment
+from vitreous.training.run import train
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 DISTINCT = list({config: name for name, config in reversed(FAMILIES.items())}.values())[::-1]  # without equal configs
@@ -82,6 +85,11 @@ def test_serve(live: Live, family: str) -> None:
         reply = live.request("GET", path.format(what))
         assert (reply.status == 200) == config.has_attention, reply
         assert config.has_attention or "BiT" in reply.json["error"]["message"]
+    scored = config.has_attention and config.task == "classify"
+    answers = dict.fromkeys(("map/relevance?", "map/occlusion?", "lens?"), scored)
+    for what, works in (answers | {"effects?": scored and bool(config.num_tokens)}).items():
+        reply = live.request("GET", path.format(what))
+        assert reply.status == (200 if works else 409), (what, reply)
     if config.has_attention:
         found = live.request("GET", path.format("map/rollout?")).json
         assert tuple(found["grid"]) == tuple(shown["grid"]) == config.backbone.map_grid
@@ -147,16 +155,50 @@ def test_explain(family: str, tmp_path: Path) -> None:
     assert set(result.faithfulness) == ({*result.maps, "random"} if config.num_classes else set())
 
 
-@every_family
-def test_probe(family: str, tmp_path: Path) -> None:
-    """Two classes, bright and dark images, are separated even by random features."""
+@pytest.fixture(scope="module")
+def bright_and_dark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of two classes, which even random features separate."""
     rng = np.random.default_rng(0)
     labels = np.arange(24) % 2
     images = rng.integers(0, 100, (24, 32, 32, 3)) + 120 * labels[:, None, None, None]
-    np.savez(tmp_path / "data.npz", images=images.astype(np.uint8), labels=labels)
+    np.savez(path := tmp_path_factory.mktemp("data") / "data.npz", images=images.astype(np.uint8), labels=labels)
+    return path
+
+
+@every_family
+def test_probe(family: str, bright_and_dark: Path) -> None:
     model = small_model(family).backbone
-    found = vitreous.evaluate(model, tmp_path / "data.npz", probe="knn", neighbours=[1], device="cpu", workers=0)
+    found = vitreous.evaluate(model, bright_and_dark, probe="knn", neighbours=[1], device="cpu", workers=0)
     assert found.to_dict()["knn"] == 1.0, found
+
+
+@pytest.mark.slow
+@every_family
+def test_train(family: str, bright_and_dark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fine-tuning changes the weights from the first layer on."""
+    skip_report(monkeypatch)
+    model = small_model(family)
+    vitreous.save(model, tmp_path / "first")
+    segment = model.config.task == "segment"
+    config = tiny(
+        tmp_path / "run",
+        model=None,
+        init=str(tmp_path / "first"),
+        overrides={},
+        task="segment" if segment else "classify",
+        data="shapes:size=32,count=16,val=8" if segment else str(bright_and_dark),
+        train_only="all",
+        image_size=(),
+        steps=2,
+        batch_size=8,
+        dropout=None,
+        stochastic_depth=None,
+        augment=Augment(policy="none", mixup=0, cutmix=0),
+    )
+    train(config)
+    before, after = model.backbone.image_filters[0], vitreous.load(tmp_path / "run/best").backbone.image_filters[0]
+    assert before.shape == after.shape
+    assert not torch.equal(before, after)
 
 
 @every_family

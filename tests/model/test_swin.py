@@ -160,9 +160,10 @@ def test_invalid_fields_are_named(field: str, value: object) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_larger_windows_keep_the_relative_positions(version: SwinV1 | SwinV2) -> None:
     model = perturbed(dataclasses.replace(TINY, version=version))
-    larger = model.resampled({"window": 6})
+    size, ones = model.config.image_size, torch.ones(1, 3, 48, 64)
+    larger = model.resampled({"window": 6}, size)
     assert larger.config.stage_windows == ((6, 6), (6, 6))
-    assert torch.equal(model.resampled({"window": 4})(ones := torch.ones(1, 3, 48, 64)), model(ones))
+    assert torch.equal(model.resampled({"window": 4}, size)(ones), model(ones))
     old, new = (cast(SwinBlock, m.blocks[0]).attention.position for m in (model, larger))
     before, after = (p((side, side)).reshape(2 * side - 1, 2 * side - 1, 2) for p, side in ((old, 4), (new, 6)))
     if isinstance(version, SwinV1):  # as in Microsoft's load_pretrained

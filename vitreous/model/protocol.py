@@ -149,11 +149,11 @@ class Model(nn.Module):
         model.config = config
         return model
 
-    def resampled(self: M, fields: Mapping[str, Any]) -> M:
-        """Return a copy of the model with other values of `config.resampled_fields`."""
+    def resampled(self: M, fields: Mapping[str, Any], image_size: Size) -> M:
+        """Return a copy of the model with other values of `config.resampled_fields`, for another image size."""
         if fields:
             raise UnsupportedModel(f"{', '.join(fields)} cannot be changed for a {self.config.summary}")
-        return self
+        return self.resized(image_size)
 
     def new_head(self, num_classes: int) -> nn.Module:
         """Build a randomly initialised head with `num_classes` outputs."""

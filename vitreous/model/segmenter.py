@@ -4,8 +4,10 @@ b: batch; c: channels; h, w: image height and width; n = gh x gw: patches; k: cl
 """
 
 import copy
+import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +76,12 @@ class Segmenter(Model):
         """Return a copy of the model for another image size, with resampled positions."""
         config = self.config.resized(as_size(image_size))
         return Segmenter(config, self.encoder.resized(image_size), copy.deepcopy(self.decoder))
+
+    def resampled(self, fields: Mapping[str, Any], image_size: Size) -> "Segmenter":
+        """Return a copy of the model with other fields of the encoder, for another image size."""
+        encoder = self.encoder.resampled(fields, image_size)
+        config = dataclasses.replace(self.config, encoder=encoder.config)  # type: ignore[arg-type]
+        return Segmenter(config, encoder, copy.deepcopy(self.decoder))
 
 
 class MaskTransformer(nn.Module):

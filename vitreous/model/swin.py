@@ -284,16 +284,17 @@ class Swin(Model):
         model._resize_windows()
         return model
 
-    def resampled(self, fields: Mapping[str, Any]) -> "Swin":
-        """Return a copy of the model with another `window`. Its relative positions are those of the old windows.
+    def resampled(self, fields: Mapping[str, Any], image_size: Size) -> "Swin":
+        """Return a copy of the model with another `window`, for another image size.
 
-        V1 resamples its tables. V2 computes the positions of larger windows in units of the old ones.
+        Relative positions are those of the old windows at the old image size. V1 resamples its tables. V2 computes the
+        positions of larger windows in units of the old ones.
         """
         changes: dict[str, Any] = dict(fields)
         if isinstance(self.config.version, SwinV2):
             now = zip(self.config.pretrained_windows, self.config.stage_windows, strict=True)
             changes["version"] = SwinV2(tuple(before or min(size) for before, size in now))
-        config = self.config.uncalibrated().override(changes)
+        config = self.config.uncalibrated().override(changes).resized(image_size)
         model = copy.deepcopy(self)
         model.config = config
         model._resize_windows()

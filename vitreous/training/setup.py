@@ -184,7 +184,7 @@ def set_up(
 
     wrapped = [parallelise(learner, world, config.parallel) if world.many else learner for learner in learners]
     if config.optim.optimizer == "muon" and (config.train_only != "all" or not backbone.blocks):
-        fail("optimizer", "muon", "adamw or sgd, because muon needs a ViT with --train-only all")
+        fail("optimizer", "muon", "adamw or sgd, because muon needs Transformer blocks and --train-only all")
     optimizers = [
         build_optimizers(learner, config.optim, encoder) for learner, encoder in zip(learners, backbones, strict=True)
     ]
@@ -292,7 +292,7 @@ def freeze(model: Model, config: TrainConfig) -> None:
     backbone.requires_grad_(False)
     if config.train_only == "lora":
         if not backbone.blocks:
-            raise BadValue(f"--train-only lora requires a ViT, got {type(backbone).__name__}")
+            raise BadValue(f"--train-only lora needs a model with Transformer blocks, got a {backbone.config.summary}")
         if config.parallel == "fsdp":
             raise BadValue("--train-only lora cannot be combined with --parallel fsdp")
         add_lora(backbone, config.lora_rank)

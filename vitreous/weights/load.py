@@ -100,7 +100,8 @@ def _weights_in(folder: Path) -> Path:
 class _Plan(NamedTuple):
     """A config inferred from tensors, and everything needed to build the model."""
 
-    config: AnyConfig
+    config: AnyConfig  # of the checkpoint
+    changes: dict[str, Any]  # fields that the caller wants to change
     format: Format
     state: StateDict
     table: list[Row]
@@ -127,7 +128,7 @@ class ForeignCheckpoint:
         """Infer the config and check the names and shapes of all tensors without reading their data."""
         plan = self._plan(*self.mapped, overrides, None, new_head=False)
         check_table(plan.table, plan.state.tensors, plan.blank.state_dict(), plan.state.path, plan.format.ignored)
-        return Description(plan.config, plan.provenance)
+        return Description(dataclasses.replace(plan.config, **plan.changes), plan.provenance)
 
     def model(
         self, image_size: int | Sequence[int] | None, num_classes: int | None, overrides: Mapping[str, Any]
@@ -143,7 +144,8 @@ class ForeignCheckpoint:
         fill(model, read_table(plan.table, state.tensors, model.state_dict(), state.path, plan.format.ignored))
         state.forget()  # free the pages of tensors that were combined into new tensors
         native = image_size is None or as_size(image_size) == plan.config.image_size
-        return adapt(model, plan.config, plan.provenance, None if native else image_size, num_classes)
+        size = None if native else image_size
+        return adapt(model, plan.config, plan.provenance, size, num_classes, plan.changes)
 
     def _open(self, lazy: bool = False) -> tuple[Format, StateDict]:
         state = find_tensors(self.path, lazy, self.part)
@@ -162,10 +164,10 @@ class ForeignCheckpoint:
                 raise BadValue(f"{field!r} is not a field of {kind.__name__}{suggestion(field, hints)}")
         given = {field: decode(hints[field], value, field) for field, value in overrides.items()}
         state = format.normalise(opened)
-        builder = ConfigBuilder(state, overrides, new_head)
+        builder = ConfigBuilder(state, given, new_head)
         try:
             format.infer(state, builder, image_size)
-            config = dataclasses.replace(kind(labels=()), **builder.fields | given)
+            config = dataclasses.replace(kind(labels=()), **builder.fields | builder.stated)
         except BadCheckpoint:
             raise
         except ValueError as error:
@@ -180,13 +182,14 @@ class ForeignCheckpoint:
         text = [name for name in dropped if TEXT_TOWER.match(name)]
         record = {
             "inside": list(opened.inside),
-            "given": {field: to_dict(config)[field] for field in given},
+            "given": {field: to_dict(config)[field] for field in builder.stated},
             "assumed": builder.assumed,
             "left_out": [*opened.ignored, *summary(text), *(name for name in dropped if name not in text)],
         }
         provenance: dict[str, Any] = {"origin": format.title, "format": format.name, "file": state.path.name}
         provenance |= {key: value for key, value in record.items() if value}
-        return _Plan(config, format, state, table, build_blank(config), provenance, builder.warning)
+        changes = {field: given[field] for field in builder.changed}
+        return _Plan(config, changes, format, state, table, build_blank(config), provenance, builder.warning)
 
 
 def write_foreign(model: Model, format: Format, path: str | os.PathLike[str], lossy: bool = False) -> None:

@@ -399,10 +399,11 @@ def adapt(
     """Resize the model, replace its head and change `resampled` fields if requested. Record this in its provenance."""
     if num_classes is not None:
         model.replace_head(num_classes)
-    if image_size is not None:
-        model = model.resized(as_size(image_size))
     if resampled:
-        model = model.resampled(resampled)
+        size = stored.image_size if image_size is None else as_size(image_size)
+        model = model.resampled(resampled, size)
+    elif image_size is not None:
+        model = model.resized(as_size(image_size))
     before, after = to_dict(stored), to_dict(model.config)
     changes: list[dict[str, Any]] = [
         {"field": field, "from": before[field], "to": after[field]}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitreous
@@ -104,6 +105,11 @@ def test_eva_files_are_written_and_read_exactly(size: str, tmp_path: Path) -> No
     assert again.config.position == Rotary2d(1e4, "index", (16, 16), learned=Learned1d(interpolation="huggingface"))
     assert (again.config.preprocessing, again.config.mlp) == (CLIP, ours.config.mlp)
     check_close(again, ours, NATIVE)
+    # EVA's code resamples positions without antialiasing.
+    table = tensors["pos_embed"][:, 1:].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
+    table = F.interpolate(table, size=(3, 6), mode="bicubic").flatten(2).mT
+    resampled = {**tensors, "pos_embed": torch.cat([tensors["pos_embed"][:, :1], table], dim=1)}
+    check_close(read_by_timm(resampled, architecture, arguments | {"img_size": OTHER}), again, OTHER)
 
 
 def test_encoder_of_masked_image_modelling_is_read(tmp_path: Path) -> None:

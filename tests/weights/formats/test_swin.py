@@ -13,9 +13,12 @@ import vitreous
 from optional_imports import import_timm, import_torchvision, import_transformers
 from parity import check_close, noisy
 from vitreous.model.build import build
+from vitreous.model.config import SegmenterConfig
+from vitreous.model.options import PyramidDecoder
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, WindowRule
 from vitreous.weights.convert import UnsupportedByFormat, convert
 from vitreous.weights.io.errors import BadCheckpoint
+from vitreous.weights.load import describe
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::vitreous.weights.formats.base.AssumptionWarning"),
@@ -98,7 +101,7 @@ def test_timm_models_give_the_same_outputs_in_both_directions(version: SwinV1 | 
         larger = timm_peer(version, (48, 48), 6)
         if isinstance(version, SwinV2):
             larger = timm_peer(SwinV2((4, 4)), (48, 48), 6)
-        check_close(ours.resampled({"window": 6}), read_by_timm(theirs.state_dict(), larger), (48, 48))
+        check_close(ours.resampled({"window": 6}, NATIVE), read_by_timm(theirs.state_dict(), larger), (48, 48))
 
     vitreous.save(ours, tmp_path / "ours", format="timm")
     assert vitreous.load(tmp_path / "ours").config == ours.config
@@ -244,6 +247,30 @@ def test_names_of_timm_tell_the_windows_of_v2(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("format", ["timm", "huggingface", "microsoft", "vitreous"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_windows_change_on_loading(version: SwinV1 | SwinV2, format: str, tmp_path: Path) -> None:
+    """As in Microsoft's models with windows from 12 to 24, positions are in units of the windows of each old stage."""
+    ours = noisy(build(tiny(version, "timm" if format == "timm" else "microsoft", window=(8, 8))))
+    path = tmp_path / ("m.pth" if format == "microsoft" else "m")
+    vitreous.save(ours, path, format=format)
+    given: dict[str, Any] = {"window": 16}
+    larger = vitreous.load(path, image_size=64, overrides=given)
+    assert ours.config.stage_windows == ((8, 8), (4, 4))
+    assert larger.config.stage_windows == ((16, 16), (8, 8))
+    assert larger.config.pretrained_windows == ((8, 4) if isinstance(version, SwinV2) else (0, 0))
+    check_close(ours.resampled(given, (64, 64)), larger, (64, 64))
+    assert describe(path, given).config.window == (16, 16)
+
+
+def test_windows_of_a_segmenter_change_on_loading(tmp_path: Path) -> None:
+    ours = noisy(build(SegmenterConfig(tiny(SwinV2(), num_classes=0), PyramidDecoder(8), num_classes=3)))
+    vitreous.save(ours, tmp_path / "m")
+    larger = vitreous.load(tmp_path / "m", image_size=64, overrides={"window": 8})
+    assert larger.config.backbone == tiny(SwinV2((4, 4)), num_classes=0, window=(8, 8), image_size=(64, 64))
+    assert not torch.equal(larger(images := torch.randn(1, 3, 64, 64)), ours(images))
+
+
 def test_convert_reports_parity_with_the_other_library(tmp_path: Path) -> None:
     import_timm()
     vitreous.save(noisy(build(tiny(SwinV1()))), tmp_path / "ours")

@@ -1,3 +1,6 @@
+import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,20 @@ def test_aligned_tensors_are_not_copied(tmp_path: Path) -> None:
     start = read["a"].data_ptr()
     assert read["b"].data_ptr() - start in (12, -8000)  # adjacent, as in the file
     assert read_tensors(tmp_path / "x")["b"].data_ptr() % 64 == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems map such files only if swap space is large enough")
+def test_files_larger_than_memory_are_mapped(tmp_path: Path) -> None:
+    count = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # twice the memory
+    header = {"a": {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}
+    text = json.dumps(header).encode().ljust(120)
+    with open(tmp_path / "x", "wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + 4 * count)  # a sparse file, without data
+    assert read_header(tmp_path / "x")["a"].shape == (count,)
+    read = read_tensors(tmp_path / "x")["a"]
+    read[0] = 1
+    assert (len(read), read[0].item(), read[-1].item()) == (count, 1, 0)
 
 
 def test_other_dtypes_are_read(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Format(ABC):
     roots: ClassVar[Sequence[str]] = ("",)  # possible prefixes of all tensor names
     renames: ClassVar[Sequence[tuple[str, str]]] = ()  # (pattern, replacement) for names of other versions
     ignored: ClassVar[Sequence[str]] = ()  # patterns of tensor names to ignore
-    distinctive: ClassVar[bool] = False  # True if no unsupported model has all tensors of a signature
+    distinctive: ClassVar[bool] = False  # True if no unsupported model with these signatures is known by its shapes
     read_only: ClassVar[bool] = False
     suffixes: ClassVar[Sequence[str]] = ()  # accepted when writing; if empty, any file or a folder can be written
     file_name: ClassVar[str] = "model.safetensors"  # weight file in a folder
@@ -137,9 +137,13 @@ class Format(ABC):
         """Return tensors that the library requires but Vitreous models do not have."""
         return {}
 
+    def packed(self, tensors: Mapping[str, Tensor], config: Any) -> Mapping[str, Tensor]:
+        """Return the tensors of the file, if layers are packed or names have a prefix that `table` does not have."""
+        return tensors
+
     def write(self, tensors: Mapping[str, Tensor], config: Any, path: Path) -> None:
-        """Write tensors to `path` (a folder or a file) under the library's names."""
-        write_file(tensors, path / self.file_name if path.is_dir() else path)
+        """Write the `packed` tensors to `path` (a folder or a file)."""
+        write_file(self.packed(tensors, config), path / self.file_name if path.is_dir() else path)
 
 
 class ConfigBuilder:
@@ -148,9 +152,15 @@ class ConfigBuilder:
     def __init__(self, state: StateDict, overrides: Mapping[str, Any], new_head: bool = False):
         self.path, self.overrides = state.path, overrides
         self.new_head = new_head  # the caller will replace the classifier
+        self.changed: set[str] = set()  # overridden fields that the checkpoint specifies and `Model.resampled` changes
         self.fields: dict[str, Any] = {}
         self._reasons: dict[str, str] = {}
         self._uncertain: set[str] = set()
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Overridden fields that describe the checkpoint."""
+        return {field: value for field, value in self.overrides.items() if field not in self.changed}
 
     @property
     def assumed(self) -> list[str]:

@@ -5,7 +5,6 @@ Names follow google-research/big_vision (`models/vit.py`, `models/proj/image_tex
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -93,8 +92,8 @@ class BigVision(FlaxFormat):
             lines.append(f"big_vision requires {allowed} pooling in models {token} a class token, got {config.pool}")
         return lines
 
-    def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        super().write({f"params/{name}": tensor for name, tensor in tensors.items()}, config, path)
+    def packed(self, tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+        return {f"params/{name}": tensor for name, tensor in tensors.items()}
 
 
 def _misread(config: ViTConfig, position: Learned1d) -> str:

@@ -141,8 +141,11 @@ class Clip(Format):
             lines.append(f"pooling is {config.pool} in Vitreous and ClassToken() in CLIP")
         return lines
 
+    def packed(self, tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+        return {f"{ROOT}{name}": tensor for name, tensor in tensors.items()}
+
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        super().write({f"{ROOT}{name}": tensor for name, tensor in tensors.items()}, config, path)
+        super().write(tensors, config, path)
         if path.is_dir():
             (path / OPEN_CLIP_CONFIG).write_text(
                 json.dumps(_open_clip_config(config), indent=2) + "\n", encoding="utf-8"

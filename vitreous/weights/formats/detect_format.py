@@ -34,6 +34,7 @@ from vitreous.weights.formats.paddle import Paddle, PaddleViT
 from vitreous.weights.formats.swin.microsoft import Microsoft
 from vitreous.weights.formats.swin.timm import TimmSwin
 from vitreous.weights.formats.swin.torchvision import TorchvisionSwin
+from vitreous.weights.formats.swin.transformers import MODEL_TYPES as SWIN_TYPES
 from vitreous.weights.formats.swin.transformers import TransformersSwin
 from vitreous.weights.formats.timm.eva import TimmEva
 from vitreous.weights.formats.timm.format import Timm
@@ -221,22 +222,45 @@ def summary(names: list[str], prefix: str = "") -> tuple[str, ...]:
 # ---- Unsupported models ----------------------------------------------------------------------------------------------
 
 PROJECTION = "embeddings.patch_embeddings.projection.weight"
-# Unsupported models, by patterns of their tensor names in transformers or timm.
+# Unsupported models and what they would need, by patterns of their tensor names in transformers, timm or the original.
 UNSUPPORTED = {
     r"(^|\.)(visual\.)?layer1\.0\.conv3\.weight$": "a ResNet, or CLIP with a ResNet (would need attention pooling)",
     r"(^|\.)(visual\.)?attn_pool(_contrastive)?\.ln_[qk]\.weight$": "CoCa (would need pooling with many queries)",
     r"(^|\.)layers\.\d+\.self_attn\.qkv\.weight$": "the vision tower of BLIP (would need its tensor names)",
-    r"(^|\.)embeddings\.detection_tokens$": "YOLOS",
-    r"(^|\.)embeddings\.time_embeddings$|\.temporal_attention\.": "TimeSformer",
-    r"(^|\.)embeddings\.text_embeddings\.": "ViLT",
-    r"(^|\.)embeddings\.position_embeddings\.weight$": "EoMT, or another model with positions in an embedding layer",
+    r"(^|\.)embeddings\.detection_tokens$": "YOLOS (would need detection tokens and a head for boxes)",
+    r"(^|\.)embeddings\.time_embeddings$|\.temporal_attention\.": "TimeSformer (would need video as input)",
+    r"(^|\.)embeddings\.text_embeddings\.": "ViLT (would need text as input)",
+    r"(^|\.)embeddings\.position_embeddings\.weight$": (
+        "EoMT, or another model with positions in an embedding layer (would need its tensor names)"
+    ),
+    r"(^|\.)vision_model\.pre_layernorm\.weight$": "OWL-ViT (would need its tensor names)",
     r"(^|\.)stages\.0\.blocks\.0\.attn\.meta_mlp\.": "timm's swinv2_cr (would need its MLP of positions)",
-    r"(^|\.)layer\.\d+\.attention\.attention\.[qv]_bias$": "VideoMAE",
-    r"(^|\.)layer\.\d+\.attention\.projection_layer\.": "InternVL's vision tower",
-    r"(^|\.)layer\.\d+\.lambda_1$": "BEiT or Data2Vec (would need a position bias per layer)",
+    r"(^|\.)(norm0|hidden_states_norms\.stage\d)\.weight$": (
+        "the Swin Transformer of a detector or segmenter, such as UPerNet (would need a norm after each stage)"
+    ),
+    r"(^|\.)layer\.\d+\.attention\.attention\.[qv]_bias$": "VideoMAE (would need video as input)",
+    r"(^|\.)layer\.\d+\.attention\.projection_layer\.": "InternVL's vision tower (would need its tensor names)",
+    r"(^|\.)layers?\.\d+\.lambda_1$": "BEiT or Data2Vec (would need a position bias per layer)",
     r"(^|\.)blocks\.\d+\.attn_in\.": "TNT (would need a Transformer inside each patch)",
+    r"(^|\.)blocks\.\d+\.attn\.gating_param$": "ConViT (would need gated attention to positions)",
+    r"(^|\.)blocks\.\d+\.mlp_out_proj\.": "a ViT with parallel layers (would need attention and MLP side by side)",
+    r"(^|\.)blocks\.\d+\.revert_projs\.": "CrossViT (would need attention between patches of two sizes)",
+    r"(^|\.)network\.\d+\.\d+\.attn\.attn\.": "VOLO (would need attention to the outlook of a patch)",
+    r"(^|\.)levels\.\d+\.transformer_encoder\.": "NesT (would need attention in blocks that are merged)",
+    r"(^|\.)serial_blocks1\.": "CoaT (would need factorised attention)",
+    r"(^|\.)patch_embeds\.0\.proj\.": "Twins or PVT (would need fewer keys than queries)",
+    r"(^|\.)stages\.\d+\.global_block\.": "GC ViT (would need queries of the whole image)",
+    r"(^|\.)stages\.\d+\.blocks\.\d+\.0\.cpe1\.": "DaViT (would need attention between channels)",
+    r"(^|\.)stages\.\d+\.\d+\.transformer\.\d+\.": "MobileViT (would need convolutional stages)",
+    r"(^|\.)patch_embed\.backbone\.stages\.\d+\.\d+\.pre_norm\.": "ViTamin (would need convolutional stages)",
     r"(^|\.)stages\.\d+\.blocks\.\d+\.attn_grid\.": "MaxViT (would need convolutions and attention on grids)",
     r"(^|\.)stages\.\d+\.blocks\.\d+\.conv2_kxk\.": "CoAtNet (would need convolutional stages)",
+    r"\.attention_biases$": (
+        "EfficientFormer, LeViT, TinyViT or EfficientViT (would need convolutional stages and biases of attention)"
+    ),
+    r"\.token_mixer\.|\.layer_scale1\.scale$": (
+        "PoolFormer, CAFormer or FastViT (would need pooling or convolutions in the place of attention)"
+    ),
     r"(^|\.)(stages|layers)\.\d+\.(layers|blocks)\.\d+\.modulation\.": "FocalNet (would need focal modulation)",
     r"(^|\.)stages\.\d+\.(layers\.\d+\.(dwconv|depthwise_conv)|blocks\.\d+\.conv_dw)\.": (
         "ConvNeXt or EdgeNeXt (would need their convolutional blocks)"
@@ -245,15 +269,22 @@ UNSUPPORTED = {
         "Hiera (would need attention in units of masked patches, and pooling of queries)"
     ),
     r"(^|\.)stages\.\d+\.blocks\.\d+\.attn\.pool_[qkv]\.": "MViT (would need pooling of queries and keys)",
-    r"(^|\.)stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.": "PVT (would need convolutions in the MLP)",
+    r"(^|\.)(layers|blocks)\.\d+\.attn\.(rel_pos\.)?rel_pos_h$": (
+        "SAM or ViTDet (would need windows without a shift, and relative positions in each layer)"
+    ),
+    r"(^|\.)stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.": "PVT or SegFormer (would need convolutions in the MLP)",
     r"(^|\.)stages\.\d+\.layers\.\d+\.attention\.attention\.convolution_projection": "CvT (would need convolutions)",
-    r"(^|\.)encoder\.patch_embeddings\.\d+\.": "SegFormer, PVT, GLPN or PoolFormer",
+    r"(^|\.)encoder\.patch_embeddings\.\d+\.": (
+        "SegFormer, PVT, GLPN or PoolFormer (would need fewer keys than queries, or pooling)"
+    ),
     r"(^|\.)cls_attn_blocks\.\d+\.": "XCiT (would need attention between channels)",
     r"(^|\.)transformers\.\d+\.pool\.conv\.": "PiT (would need pooling between stages)",
-    r"(^|\.)blocks\.\d+\.mlp_(tokens|channels)\.": "an MLP-Mixer (would need a family without attention)",
+    r"(^|\.)blocks\.\d+\.mlp_(tokens|channels)\.": (
+        "an MLP-Mixer, gMLP, ResMLP or Sequencer (would need a family without attention)"
+    ),
     r"^embeds\.proj\.weight$": "timm's NaFlexVit (would need a grid for each image)",
-    r"(^|\.)embeddings\.projection\.weight$": "ViTDet",
-    r"(^|\.)layer1\.0\.conv1\.weight$": "a ResNet",
+    r"(^|\.)embeddings\.projection\.weight$": "ViTDet (would need windows and relative positions in each layer)",
+    r"(^|\.)layer1\.0\.conv1\.weight$": "a ResNet (would need its blocks and batch norms)",
 }
 
 
@@ -263,28 +294,37 @@ def _unsupported_model(state: StateDict, detected: Format | None) -> str:
     `model_type` is only used for tensors with transformers' names, because wrappers (such as the one for timm) write
     their own `model_type` next to tensors with another library's names.
     """
-    if detected is not None and detected.distinctive:
-        return ""
+    model = _model_of_tensors(state, detected)
     model_type, architecture = (state.config.get(key) for key in ("model_type", "architecture"))
     if isinstance(model_type, str) and (detected is None or detected.name == "huggingface"):
-        known = model_type in TRANSFORMERS_FAMILIES or model_type in TOWER_TYPES or model_type == DINOV3_TYPE
-        return "" if known else f"a transformers {model_type!r:.80} model (model_type in config.json)"
+        if model_type in {*TRANSFORMERS_FAMILIES, *TOWER_TYPES, DINOV3_TYPE}:
+            return ""
+        stated = f"a transformers {model_type!r:.80} model (model_type in config.json)"
+        return model if model_type in SWIN_TYPES else ": ".join(filter(None, (stated, model)))
     if detected is None and isinstance(architecture, str):
-        return f"a timm {architecture!r:.80} model (architecture in config.json)"
+        return ": ".join(filter(None, (f"a timm {architecture!r:.80} model (architecture in config.json)", model)))
+    return model
+
+
+def _model_of_tensors(state: StateDict, detected: Format | None) -> str:
     names = list(state.tensors)
     for pattern, model in UNSUPPORTED.items():
         if any(re.search(pattern, name) for name in names):
             return model
+    if detected is not None and detected.distinctive:
+        return ""
+    if detected is None and any(name.endswith(".running_mean") for name in names):
+        return "a network with batch norms, such as EfficientNet or NextViT (would need its convolutional blocks)"
     projection = next((name for name in names if name.endswith(PROJECTION)), None)
     if projection is None:
         return ""
     prefix, shape = projection.removesuffix(PROJECTION), state.tensors[projection].shape
     if len(shape) == 5:
-        return "a video model, such as VideoMAE or ViViT"
+        return "a video model, such as VideoMAE or ViViT (would need video as input)"
     if f"{prefix}embeddings.distillation_token" in state.tensors and shape[1:] == (1, 16, 16):
-        return "an Audio Spectrogram Transformer"
+        return "an Audio Spectrogram Transformer (would need audio as input)"
     if f"{prefix}embeddings.cls_token" not in state.tensors:
-        return "I-JEPA, ViTPose or another transformers model without a class token"
+        return "I-JEPA, ViTPose or another transformers model without a class token (would need its pooling or head)"
     if any(line.startswith("neck.") for line in state.ignored):
-        return "DPT, Depth Anything or another transformers model with a neck"
+        return "DPT, Depth Anything or another transformers model with a neck (would need its decoder)"
     return ""

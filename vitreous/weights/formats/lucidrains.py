@@ -212,7 +212,7 @@ def _set_tokens(state: StateDict, builder: ConfigBuilder, image_size: Any) -> No
     if has_class:
         # Until November 2025, mean pooling included the class token. Vitreous does not support this.
         pool = builder.overrides.get("pool", ClassToken())
-        if (pool.get("kind") if isinstance(pool, Mapping) else type(pool).__name__) != "ClassToken":
+        if pool != ClassToken():
             raise BadCheckpoint(f"{state.path} has a class token, so pool must be ClassToken(), got {pool}")
         builder.assume("vit-pytorch default", pool=ClassToken())
     else:

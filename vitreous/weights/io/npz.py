@@ -22,7 +22,7 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from vitreous.weights.io.errors import InvalidFile, errors_for, shown
-from vitreous.weights.io.safetensors_file import MAX_TENSORS
+from vitreous.weights.io.safetensors_file import MAX_TENSORS, map_copy_on_write
 from vitreous.weights.io.zip_directory import BROKEN, Member, opened_zip
 
 # ---- Dtypes and shapes of arrays -------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def read_npz(path: Path, lazy: bool = False) -> dict[str, Tensor]:
     with errors_for(path), open(path, "rb") as file, opened_zip(file) as (archive, members):
         _check_sizes(list(members.values()), os.fstat(file.fileno()).st_size)
         headers = {name: _header(archive, member) for name, member in members.items()}
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if lazy else None
+        mapped = map_copy_on_write(file) if lazy else None
         return {
             name.removesuffix(".npy"): _array(archive, members[name], header, mapped)
             for name, header in headers.items()

@@ -3,9 +3,10 @@
 import json
 import math
 import mmap
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,6 +28,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in STORED.items()}
 ALIGNMENT = 64  # bytes; the size of a cache line and torch's alignment
 MAX_TENSORS = 30_000  # per checkpoint; 1,024 blocks with all options need fewer
 MAX_HEADER_BYTES = 400 * MAX_TENSORS
+MAP_NORESERVE = 0x4000  # Linux's flag, which the module mmap has only since Python 3.13
 MAX_ELEMENTS = 1 << 48  # limit for empty tensors, with empty dimensions counted as 1
 
 
@@ -38,7 +40,19 @@ class Entry(NamedTuple):
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors (not atomically), sorted so that most tensors are aligned to 64 bytes."""
+    """Write tensors (not atomically)."""
+    start, order = header_for(tensors, metadata)
+    with open(file, "wb") as stream:
+        stream.write(start)
+        for name in order:
+            flat = tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8)
+            stream.write(flat.numpy().data)
+
+
+def header_for(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, int]]:
+    """Return the start of a file, and the offset of each tensor. Most tensors are aligned to 64 bytes."""
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
@@ -48,11 +62,8 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[s
         header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
-    with open(file, "wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            flat = tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8)
-            stream.write(flat.numpy().data)
+    text = len(text).to_bytes(8, "little") + text
+    return text, {name: len(text) + header[name]["data_offsets"][0] for name in order}
 
 
 def read_header(file: Path) -> dict[str, Entry]:
@@ -63,7 +74,7 @@ def read_header(file: Path) -> dict[str, Entry]:
             size = int.from_bytes(stream.read(8), "little")
         if MAX_HEADER_BYTES < size <= file.stat().st_size:  # safetensors rejects larger sizes
             raise BadCheckpoint(f"{file} has a header of {size:,} bytes; the maximum is {MAX_HEADER_BYTES:,} bytes")
-        with safe_open(file, framework="pt") as tensors:
+        with safe_open(file, framework="numpy") as tensors:  # "pt" cannot map files larger than memory
             check_count(file, len(tensors.keys()))
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
             return {name: Entry(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
@@ -92,11 +103,18 @@ class Mapped(dict[str, Tensor]):
                 file.madvise(mmap.MADV_DONTNEED)
 
 
+def map_copy_on_write(stream: BinaryIO) -> mmap.mmap:
+    """Memory-map a file, which may be larger than memory. Changes are not written to it."""
+    if sys.platform != "linux":
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    return mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
+
+
 def read_tensors(file: Path, alignment: int = ALIGNMENT) -> Mapped:
     """Memory-map the tensors copy-on-write. Tensors that are not aligned to `alignment` bytes are copied."""
     read_header(file)  # rejects truncated files and invalid offsets
     with open(file, "rb") as stream:
-        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapped = map_copy_on_write(stream)
     start = 8 + int.from_bytes(mapped[:8], "little")
     header = json.loads(mapped[8:start])
     metadata = header.pop("__metadata__", {})

@@ -99,10 +99,14 @@ class HuggingFace(Format):
     def extra_tensors(self, config: ViTConfig) -> dict[str, Tensor]:
         return {} if config.layer_scale is None else {"embeddings.mask_token": torch.zeros(1, config.width)}
 
+    def packed(self, tensors: Mapping[str, Tensor], config: ViTConfig) -> Mapping[str, Tensor]:
+        if not config.num_classes:
+            return tensors
+        base = family_of(config)
+        # With a classifier, all other names have the base model prefix.
+        return {name if "classifier." in name else f"{base}.{name}": x for name, x in tensors.items()}
+
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        if config.num_classes:  # with a classifier, all other names have the base model prefix
-            base = family_of(config)
-            tensors = {name if "classifier." in name else f"{base}.{name}": x for name, x in tensors.items()}
         super().write(tensors, config, path)
         if not path.is_dir():
             return

@@ -167,9 +167,11 @@ class HuggingFaceTower(Format):
     def minor_differences(self, config: ViTConfig) -> list[str]:
         return margin_differences(config, processor_preprocessing(config), self.title)
 
-    def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
+    def packed(self, tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
         outside = (PROJECTION, "classifier.")
-        tensors = {name if name.startswith(outside) else f"{ROOT}{name}": x for name, x in tensors.items()}
+        return {name if name.startswith(outside) else f"{ROOT}{name}": x for name, x in tensors.items()}
+
+    def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
         super().write(tensors, config, path)
         if not path.is_dir():
             return

@@ -3,12 +3,13 @@
 import itertools
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from vitreous.common.checks import Size, as_size
+from vitreous.common.checks import Size
 from vitreous.model.swin_config import SwinConfig, SwinV1, SwinV2, WindowRule, fit_windows
 from vitreous.model.window_position import log_offsets
 from vitreous.model.windows import Windows, pair_offsets, separated_pairs
@@ -151,15 +152,23 @@ class SwinLayout(Format):
             side = (sides[-1] or min(builder.fields["window"])) << len(sides) - 1
             reason = "one window covers the last stage, as in all published models"
             builder.default(reason, image_size=(side * ph, side * pw))
-        given = {name: as_size(x) for name, x in builder.overrides.items() if name in ("window", "image_size")}
-        config = SwinConfig(**builder.fields | given)
-        for stage, (side, (height, width)) in enumerate(zip(sides, config.stage_windows, strict=True)):
-            if side is not None and (side, side) != (height, width):
-                raise BadCheckpoint(
-                    f"{state.path} has windows of {side} x {side} in stage {stage}, but for window={config.window} and "
-                    f"image_size={config.image_size}, {self.title} has windows of {height} x {width}; models with a "
-                    "window size per stage are not supported"
-                )
+        if builder.overrides.get("window", builder.fields["window"]) != builder.fields["window"]:
+            fits = sides[0] is not None and _misfit(self._config(builder), sides) is None
+            known = window is not None or sides[0] is not None
+            builder.changed |= {"window"} if known and not fits else set()
+        config = self._config(builder)
+        if (stage := _misfit(config, sides)) is not None:
+            height, width = config.stage_windows[stage]
+            raise BadCheckpoint(
+                f"{state.path} has windows of {sides[stage]} x {sides[stage]} in stage {stage}, but for "
+                f"window={config.window} and image_size={config.image_size}, {self.title} has windows of "
+                f"{height} x {width}; models with a window size per stage are not supported"
+            )
+
+    @staticmethod
+    def _config(builder: ConfigBuilder) -> SwinConfig:
+        given = {name: x for name, x in builder.stated.items() if name in ("window", "image_size")}
+        return SwinConfig(**builder.fields | given)
 
     def _window_side(self, state: StateDict, stage: int) -> int | None:
         """Return the side of the windows of a stage, or None if no tensor depends on it or they are not square."""
@@ -202,6 +211,12 @@ class SwinLayout(Format):
 
     def _other_rule(self, config: SwinConfig) -> str:
         return f"windows follow the rule of {config.window_rule} in Vitreous and that of {self.rule} in {self.title}"
+
+
+def _misfit(config: SwinConfig, sides: Sequence[int | None]) -> int | None:
+    """Return the first stage whose windows have another side, or None. Sides are None if no tensor depends on them."""
+    stages = enumerate(zip(sides, config.stage_windows, strict=True))
+    return next((stage for stage, (side, size) in stages if side is not None and (side, side) != size), None)
 
 
 def windows(config: SwinConfig, grid: Size, rule: WindowRule | None = None) -> Windows:

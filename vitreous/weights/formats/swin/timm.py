@@ -57,7 +57,7 @@ class TimmSwin(SwinLayout):
             fraction = 0.9 if min(fields["image_size"]) <= 256 else 1.0
             how = dataclasses.replace(IMAGENET, crop_fraction=fraction, geometry="timm")
             builder.assume_preprocessing("timm default for Swin", how)
-        if image_size is None and (lines := _rounding(SwinConfig(**fields | dict(builder.overrides)))):
+        if image_size is None and (lines := _rounding(SwinConfig(**fields | builder.stated))):
             raise BadCheckpoint(f"{state.path}: {lines[0]}; pass an image_size that is a multiple of the stride")
 
     def unsupported(self, config: SwinConfig) -> list[str]:

@@ -106,10 +106,14 @@ class TransformersSwin(SwinLayout):
             lines.append("images are padded in Vitreous and cropped in transformers' processors")
         return lines
 
-    def write(self, tensors: Mapping[str, Tensor], config: SwinConfig, path: Path) -> None:
+    def packed(self, tensors: Mapping[str, Tensor], config: SwinConfig) -> Mapping[str, Tensor]:
+        if not config.num_classes:
+            return tensors
         kind = "swinv2" if isinstance(config.version, SwinV2) else "swin"
-        if config.num_classes:  # with a classifier, all other names have the base model prefix
-            tensors = {name if "classifier." in name else f"{kind}.{name}": x for name, x in tensors.items()}
+        # With a classifier, all other names have the base model prefix.
+        return {name if "classifier." in name else f"{kind}.{name}": x for name, x in tensors.items()}
+
+    def write(self, tensors: Mapping[str, Tensor], config: SwinConfig, path: Path) -> None:
         super().write(tensors, config, path)
         if not path.is_dir():
             return

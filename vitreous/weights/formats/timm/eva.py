@@ -1,7 +1,7 @@
 """timm checkpoints of the class `Eva`: EVA, EVA-02, DINOv3, RoPE-ViT and `vit_*_rope_reg*_gap_256`.
 
 Models differ in which layers are packed. `normalise` separates them, so that the table has one name for each tensor,
-and `write` packs them as in the published models.
+and `packed` packs them as in the published models.
 """
 
 import dataclasses
@@ -183,8 +183,30 @@ class TimmEva(Format):
         theirs = timm_preprocessing(config)
         return resize_differences(config, theirs, "timm") or margin_differences(config, theirs, "timm")
 
+    def packed(self, tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+        """Pack layers as in the published models. EVA-02's models with norms inside have only separate layers."""
+        packed = dict(tensors)
+        inner_norm = config.mlp == options.SwiGlu(norm=True)
+        for i in range(config.depth):
+            attention, mlp = f"blocks.{i}.attn", f"blocks.{i}.mlp"
+            if not inner_norm:
+                packed[f"{attention}.qkv.weight"] = concat(
+                    [packed.pop(f"{attention}.{part}_proj.weight") for part in "qkv"]
+                )
+                biases = {part: packed.pop(f"{attention}.{part}_proj.bias", None) for part in "qkv"}
+                found = {part: bias for part, bias in biases.items() if bias is not None}
+                if len(found) == 3:
+                    packed[f"{attention}.qkv.bias"] = concat(list(found.values()))
+                else:
+                    packed |= {f"{attention}.{part}_bias": bias for part, bias in found.items()}
+            if _packs_gate(config):
+                for kind in ("weight", "bias"):
+                    halves = [packed.pop(f"{mlp}.fc1_{half}.{kind}") for half in "gx"]
+                    packed[f"{mlp}.fc1.{kind}"] = concat(halves)
+        return packed
+
     def write(self, tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> None:
-        super().write(_packed(tensors, config), config, path)
+        super().write(tensors, config, path)
         if path.is_dir():
             (path / "config.json").write_text(json.dumps(eva_config(config), indent=2) + "\n", encoding="utf-8")
 
@@ -224,29 +246,6 @@ def _is_gated(tensors: Mapping[str, Tensor], name: str) -> bool:
     """Return True if the tensor of `mlp.fc1` has both halves of a gated MLP."""
     down = tensors.get(f"{name.rsplit('fc1.', 1)[0]}fc2.weight")
     return down is not None and down.ndim == 2 and tensors[name].shape[0] == 2 * down.shape[1]
-
-
-def _packed(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
-    """Pack layers as in the published models. EVA-02's models with norms inside have only separate layers."""
-    packed = dict(tensors)
-    inner_norm = config.mlp == options.SwiGlu(norm=True)
-    for i in range(config.depth):
-        attention, mlp = f"blocks.{i}.attn", f"blocks.{i}.mlp"
-        if not inner_norm:
-            packed[f"{attention}.qkv.weight"] = concat(
-                [packed.pop(f"{attention}.{part}_proj.weight") for part in "qkv"]
-            )
-            biases = {part: packed.pop(f"{attention}.{part}_proj.bias", None) for part in "qkv"}
-            found = {part: bias for part, bias in biases.items() if bias is not None}
-            if len(found) == 3:
-                packed[f"{attention}.qkv.bias"] = concat(list(found.values()))
-            else:
-                packed |= {f"{attention}.{part}_bias": bias for part, bias in found.items()}
-        if _packs_gate(config):
-            for kind in ("weight", "bias"):
-                halves = [packed.pop(f"{mlp}.fc1_{half}.{kind}") for half in "gx"]
-                packed[f"{mlp}.fc1.{kind}"] = concat(halves)
-    return packed
 
 
 def _packs_gate(config: ViTConfig) -> bool:

@@ -10,7 +10,6 @@ The first bytes distinguish three containers:
 - a plain pickle of numpy arrays, as written by Paddle (see the end of this file).
 """
 
-import mmap
 import os
 import pickle
 import struct
@@ -38,7 +37,7 @@ from vitreous.weights.io.pickle.tensors import (
     TensorMaker,
     View,
 )
-from vitreous.weights.io.safetensors_file import ALIGNMENT
+from vitreous.weights.io.safetensors_file import ALIGNMENT, map_copy_on_write
 from vitreous.weights.io.zip_directory import ZIP_START, Member, opened_zip
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch's legacy files
@@ -55,7 +54,7 @@ def read_pickle(path: Path, lazy: bool = False) -> Any:
     with errors_for(path), open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise InvalidFile("is empty")
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        data = memoryview(map_copy_on_write(file))
         if data[: len(ZIP_START)] == ZIP_START:
             return _read_zip(file, data)
         value, end = interpret(data, TensorMaker(len(data)))
