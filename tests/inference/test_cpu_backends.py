@@ -217,26 +217,56 @@ def test_an_inexact_backend_is_not_used(classifier: Model, monkeypatch: pytest.M
         Predictor(classifier, "cpu", backend="openvino").logits(IMAGES)
 
 
-def test_a_changed_model_is_computed_with_pytorch(classifier: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", ["values", "data", "parameter", "buffer", "module"])
+def test_changed_weights_are_computed_with_pytorch(
+    change: str, classifier: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faked(monkeypatch)
+    classifier.register_buffer("offset", torch.zeros(()))
+    head = classifier.heads[0]
+    assert isinstance(head, torch.nn.Linear)
+    predictor = Predictor(classifier, "cpu", backend="openvino")
+    before = predictor.logits(IMAGES)
+    assert "OpenVINO" in predictor.where
+    larger = head.bias.detach() + 1
+    with torch.no_grad():
+        match change:
+            case "values":
+                head.bias += 1
+            case "data":
+                head.bias.data = larger
+            case "parameter":
+                head.bias = torch.nn.Parameter(larger)
+            case "buffer":
+                classifier.offset = torch.zeros(())
+            case "module":
+                other = copy.deepcopy(head)
+                other.bias += 1
+                classifier.head = other
+    after = predictor.logits(IMAGES)
+    torch.testing.assert_close(after, before + (change != "buffer"))
+    assert "PyTorch" in predictor.where
+
+
+@pytest.mark.parametrize("scope", ["model", "layer", "global"])
+def test_a_model_with_hooks_is_computed_with_pytorch(
+    scope: str, classifier: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     faked(monkeypatch)
     calls: list[int] = []
-    for change in ("weights", "hook"):
-        network = copy.deepcopy(classifier)
-        predictor = Predictor(network, "cpu", backend="openvino")
-        before = predictor.logits(IMAGES)
-        assert "OpenVINO" in predictor.where
-        if change == "weights":
-            with torch.no_grad():
-                network.heads[0].bias += 1  # type: ignore[operator]
-            torch.testing.assert_close(predictor.logits(IMAGES), before + 1)
-        else:
-            hook = network.register_forward_hook(lambda *_: calls.append(1))
-            predictor.logits(IMAGES)
-            assert calls
-        assert "PyTorch" in predictor.where
-    hook.remove()
-    predictor.logits(IMAGES)
-    assert "OpenVINO" in predictor.where
+    register = {
+        "model": classifier.register_forward_hook,
+        "layer": classifier.heads[0].register_forward_pre_hook,
+        "global": torch.nn.modules.module.register_module_forward_hook,
+    }[scope]
+    predictor = Predictor(classifier, "cpu", backend="openvino")
+    for where in ("OpenVINO", "PyTorch", "OpenVINO"):
+        hook = register(lambda *_: calls.append(1)) if where == "PyTorch" else None
+        predictor.logits(IMAGES)
+        assert where in predictor.where
+        if hook is not None:
+            hook.remove()
+    assert calls
 
 
 def test_a_failing_backend_is_dropped(classifier: Model, monkeypatch: pytest.MonkeyPatch) -> None:

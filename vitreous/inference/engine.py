@@ -327,7 +327,8 @@ class Engine(ABC):
         """
         started, count = time.perf_counter(), 0
         self.expected += expected_count(images)
-        self.network.eval()
+        if any(module.training for module in self.network.modules()):  # to set the mode of all of them takes longer
+            self.network.eval()
         try:
             for batch in self._batches(self._decoded(as_stream(images))):
                 decoded = [image for _, image in batch if isinstance(image, Tensor)]
@@ -401,7 +402,7 @@ def model_input(
     pixels: UInt8[Tensor, "b c h w"], device: torch.device, preprocessing: Preprocessing
 ) -> Float[Tensor, "b c h w"]:
     """Move decoded images to the device, scale them to [0, 1] and normalise them."""
-    return normalise(pixels.to(device, non_blocking=True).float() / 255, preprocessing)
+    return normalise(pixels.to(device, non_blocking=True).float().div_(255), preprocessing)
 
 
 Scores = Float[Tensor, "b classes"]
