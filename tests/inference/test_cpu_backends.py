@@ -101,6 +101,14 @@ def test_merged_tokens_give_the_results_of_pytorch(model: Model) -> None:
     assert "OpenVINO" in other.where
 
 
+def test_a_predictor_of_one_image_takes_more_images_later(model: Model) -> None:
+    pytest.importorskip("openvino")
+    exact, other = (Predictor(model, "cpu", backend=name) for name in ("torch", "openvino"))  # type: ignore[arg-type]
+    for images in (IMAGES[0], IMAGES, IMAGES[1]):
+        torch.testing.assert_close(other.logits(images), exact.logits(images), atol=1e-4, rtol=1e-4)
+    assert "OpenVINO" in other.where
+
+
 @pytest.mark.slow
 def test_features_are_those_of_pytorch(model: Model) -> None:
     pytest.importorskip("openvino")
@@ -141,7 +149,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, factor: float = 1.0) -> list[str]:
     """Replace the conversion by PyTorch, and multiply the results. Return the list of opened backends."""
     opened: list[str] = []
 
-    def open_backend(function: cpu_backends.CpuFunction[Any], name: str, path: Path) -> Any:
+    def open_backend(function: cpu_backends.CpuFunction[Any], name: str, path: Path, single: bool) -> Any:
         def run(inputs: Any) -> dict[str, np.ndarray]:
             found = function.function(function.model, torch.from_numpy(inputs["pixels"]))
             return {"y0": (found * factor).numpy()}
@@ -273,10 +281,10 @@ def test_a_failing_backend_is_dropped(classifier: Model, monkeypatch: pytest.Mon
     faked(monkeypatch)
     working = cpu_backends.CpuFunction.open
 
-    def open_backend(function: cpu_backends.CpuFunction[Any], name: str, path: Path) -> Any:
+    def open_backend(function: cpu_backends.CpuFunction[Any], name: str, path: Path, single: bool) -> Any:
         if name == "openvino":
             raise RuntimeError("\x1b[96mno\x1b[0m\nsuch instruction")
-        return working(function, name, path)
+        return working(function, name, path, single)
 
     monkeypatch.setattr(cpu_backends.CpuFunction, "open", open_backend)
     monkeypatch.setattr(cpu_backends, "measure", lambda runs: {name: float(name == "torch") for name in runs})

@@ -159,14 +159,17 @@ class CpuFunction(Generic[Outputs]):
         """Choose a backend, by measurements on these images unless it is known, and prepare it."""
         self.snapshot = Snapshot(self.model)
         try:
-            self.prepare(images[: measured_images(self.model)])
+            self.prepare(images[: measured_images(self.model)], len(images) == 1)
         except Exception as error:  # the exporters and runtimes raise many kinds of errors
             if self.wanted != "auto":
                 raise ValueError(f"{NAMES[self.wanted]} cannot compute this model: {_cause(error)}") from error
             self.use_torch(_cause(error))
 
-    def prepare(self, images: Tensor) -> None:
-        """Open the fastest backend. Raise an error if no other backend than PyTorch computes the model."""
+    def prepare(self, images: Tensor, single: bool) -> None:
+        """Open the fastest backend. Raise an error if no other backend than PyTorch computes the model.
+
+        `single`: The first batch is one image, so others probably are too.
+        """
         names = available(self.precision) if self.wanted == "auto" else (self.wanted,)
         if names == ("torch",):
             return self.use_torch("no other backend is installed")
@@ -190,7 +193,7 @@ class CpuFunction(Generic[Outputs]):
             for name in names:
                 try:
                     if name != "torch":
-                        session = self.open(name, path)
+                        session = self.open(name, path, single)
                         self.check(session(inputs), expected)
                         sessions[name] = session
                 except Exception as error:  # the other backends may work
@@ -226,13 +229,13 @@ class CpuFunction(Generic[Outputs]):
             with quiet():
                 save_onnx(to_onnx(program), path)
 
-    def open(self, name: str, path: Path) -> Session:
+    def open(self, name: str, path: Path, single: bool) -> Session:
         threads = torch.get_num_threads()
         if name == "onnxruntime":
             return onnxruntime_session(path, threads)
         # The layers of an int8 model that stay in float are faster in bfloat16.
         bf16 = self.precision == "bf16" or (self.precision == "int8" and computes_bf16())
-        return openvino_session(path, bf16, threads)
+        return openvino_session(path, bf16, threads, single)
 
     def check(self, found: Mapping[str, np.ndarray], expected: Outputs) -> None:
         """Raise ValueError if an error is too large: in float32 of any value, otherwise the root mean square."""
