@@ -126,6 +126,13 @@ def test_other_models_give_the_results_of_pytorch(name: str) -> None:
     assert "OpenVINO" in other.where
 
 
+def test_images_in_bfloat16_are_converted_exactly() -> None:
+    images = torch.tensor([[0.0, -0.0, 1.5, -3e38], [1e-40, -1e-3, torch.inf, -torch.inf]], dtype=torch.bfloat16).T
+    found = torch.from_numpy(cpu_backends.float_array(images))
+    assert torch.equal(found, images.float())
+    assert torch.equal(found.signbit(), images.signbit())
+
+
 def test_threads_share_a_backend(fast: Predictor) -> None:
     expected, found = torch.stack([*scores_of(fast, IMAGES)]), dict[int, torch.Tensor]()
 
