@@ -101,6 +101,14 @@ def test_merged_tokens_give_the_results_of_pytorch(model: Model) -> None:
     assert "OpenVINO" in other.where
 
 
+def test_a_predictor_of_one_image_takes_more_images_later(model: Model) -> None:
+    pytest.importorskip("openvino")
+    exact, other = (Predictor(model, "cpu", backend=name) for name in ("torch", "openvino"))  # type: ignore[arg-type]
+    for images in (IMAGES[0], IMAGES, IMAGES[1]):
+        torch.testing.assert_close(other.logits(images), exact.logits(images), atol=1e-4, rtol=1e-4)
+    assert "OpenVINO" in other.where
+
+
 @pytest.mark.slow
 def test_features_are_those_of_pytorch(model: Model) -> None:
     pytest.importorskip("openvino")
@@ -116,6 +124,13 @@ def test_other_models_give_the_results_of_pytorch(name: str) -> None:
     exact, other = (Predictor(network, "cpu", backend=name) for name in ("torch", "openvino"))  # type: ignore[arg-type]
     torch.testing.assert_close(other.logits(IMAGES), exact.logits(IMAGES), atol=1e-3, rtol=1e-3)
     assert "OpenVINO" in other.where
+
+
+def test_images_in_bfloat16_are_converted_exactly() -> None:
+    images = torch.tensor([[0.0, -0.0, 1.5, -3e38], [1e-40, -1e-3, torch.inf, -torch.inf]], dtype=torch.bfloat16).T
+    found = torch.from_numpy(cpu_backends.float_array(images))
+    assert torch.equal(found, images.float())
+    assert torch.equal(found.signbit(), images.signbit())
 
 
 def test_threads_share_a_backend(fast: Predictor) -> None:
@@ -141,7 +156,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, factor: float = 1.0) -> list[str]:
     """Replace the conversion by PyTorch, and multiply the results. Return the list of opened backends."""
     opened: list[str] = []
 
-    def open_backend(function: cpu_backends.CpuFunction[Any], name: str, path: Path) -> Any:
+    def open_backend(function: cpu_backends.CpuFunction[Any], name: str, path: Path, single: bool) -> Any:
         def run(inputs: Any) -> dict[str, np.ndarray]:
             found = function.function(function.model, torch.from_numpy(inputs["pixels"]))
             return {"y0": (found * factor).numpy()}
@@ -217,36 +232,66 @@ def test_an_inexact_backend_is_not_used(classifier: Model, monkeypatch: pytest.M
         Predictor(classifier, "cpu", backend="openvino").logits(IMAGES)
 
 
-def test_a_changed_model_is_computed_with_pytorch(classifier: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", ["values", "data", "parameter", "buffer", "module"])
+def test_changed_weights_are_computed_with_pytorch(
+    change: str, classifier: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faked(monkeypatch)
+    classifier.register_buffer("offset", torch.zeros(()))
+    head = classifier.heads[0]
+    assert isinstance(head, torch.nn.Linear)
+    predictor = Predictor(classifier, "cpu", backend="openvino")
+    before = predictor.logits(IMAGES)
+    assert "OpenVINO" in predictor.where
+    larger = head.bias.detach() + 1
+    with torch.no_grad():
+        match change:
+            case "values":
+                head.bias += 1
+            case "data":
+                head.bias.data = larger
+            case "parameter":
+                head.bias = torch.nn.Parameter(larger)
+            case "buffer":
+                classifier.offset = torch.zeros(())
+            case "module":
+                other = copy.deepcopy(head)
+                other.bias += 1
+                classifier.head = other
+    after = predictor.logits(IMAGES)
+    torch.testing.assert_close(after, before + (change != "buffer"))
+    assert "PyTorch" in predictor.where
+
+
+@pytest.mark.parametrize("scope", ["model", "layer", "global"])
+def test_a_model_with_hooks_is_computed_with_pytorch(
+    scope: str, classifier: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     faked(monkeypatch)
     calls: list[int] = []
-    for change in ("weights", "hook"):
-        network = copy.deepcopy(classifier)
-        predictor = Predictor(network, "cpu", backend="openvino")
-        before = predictor.logits(IMAGES)
-        assert "OpenVINO" in predictor.where
-        if change == "weights":
-            with torch.no_grad():
-                network.heads[0].bias += 1  # type: ignore[operator]
-            torch.testing.assert_close(predictor.logits(IMAGES), before + 1)
-        else:
-            hook = network.register_forward_hook(lambda *_: calls.append(1))
-            predictor.logits(IMAGES)
-            assert calls
-        assert "PyTorch" in predictor.where
-    hook.remove()
-    predictor.logits(IMAGES)
-    assert "OpenVINO" in predictor.where
+    register = {
+        "model": classifier.register_forward_hook,
+        "layer": classifier.heads[0].register_forward_pre_hook,
+        "global": torch.nn.modules.module.register_module_forward_hook,
+    }[scope]
+    predictor = Predictor(classifier, "cpu", backend="openvino")
+    for where in ("OpenVINO", "PyTorch", "OpenVINO"):
+        hook = register(lambda *_: calls.append(1)) if where == "PyTorch" else None
+        predictor.logits(IMAGES)
+        assert where in predictor.where
+        if hook is not None:
+            hook.remove()
+    assert calls
 
 
 def test_a_failing_backend_is_dropped(classifier: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     faked(monkeypatch)
     working = cpu_backends.CpuFunction.open
 
-    def open_backend(function: cpu_backends.CpuFunction[Any], name: str, path: Path) -> Any:
+    def open_backend(function: cpu_backends.CpuFunction[Any], name: str, path: Path, single: bool) -> Any:
         if name == "openvino":
             raise RuntimeError("\x1b[96mno\x1b[0m\nsuch instruction")
-        return working(function, name, path)
+        return working(function, name, path, single)
 
     monkeypatch.setattr(cpu_backends.CpuFunction, "open", open_backend)
     monkeypatch.setattr(cpu_backends, "measure", lambda runs: {name: float(name == "torch") for name in runs})

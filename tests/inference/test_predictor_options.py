@@ -10,7 +10,7 @@ import torch
 from predictors import RANDOM, probabilities, random_model
 from vitreous.inference import Predictor
 from vitreous.model.build import build
-from vitreous.model.options import Preprocessing
+from vitreous.model.options import Dropout, Preprocessing
 
 
 def test_flip_averages_with_the_mirror_image() -> None:
@@ -44,11 +44,12 @@ def test_bfloat16_is_close_and_does_not_change_the_callers_model(photos: list[Pa
 
 
 def test_every_run_sets_evaluation_mode(photos: list[Path]) -> None:
-    config = dataclasses.replace(RANDOM["class token"], patch_dropout=0.5)
+    config = dataclasses.replace(RANDOM["class token"], patch_dropout=0.5, dropout=Dropout(embedding=0.5))
     predictor = Predictor(model := build(config), device="cpu")
     before = predictor.logits(photos)
-    model.train()  # as a training loop does between two evaluations
-    assert torch.equal(predictor.logits(photos), before)
+    for part in (model, model.embedding_dropout):
+        part.train()  # as a training loop does between two evaluations
+        assert torch.equal(predictor.logits(photos), before)
     assert predictor.model is model
 
 

@@ -1,11 +1,14 @@
-"""Sessions of other runtimes in a process with threads and signal handlers."""
+"""Sessions of other runtimes: outputs, threads and signal handlers."""
 
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from vitreous.runtimes.sessions import openvino_session
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("openvino")
@@ -24,10 +27,24 @@ signal.raise_signal(signal.SIGTERM)
 """
 
 
-@pytest.mark.slow
-def test_signals_are_handled_after_another_thread_deleted_a_session(tmp_path: Path) -> None:
+@pytest.fixture
+def relu(tmp_path: Path) -> Path:
+    """A file with one operator."""
     file, (x, y) = tmp_path / "relu.onnx", (onnx.helper.make_tensor_value_info(name, 1, [1, 3]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), file)
-    run = subprocess.run([sys.executable, "-c", HANDLED, file], capture_output=True, text=True, timeout=300)
+    return file
+
+
+def test_outputs_are_those_of_the_values_of_each_call(relu: Path) -> None:
+    session, inputs = openvino_session(relu), np.array([[1, -2, 3]], dtype=np.float32)
+    first = session({"x": inputs})["y"]
+    inputs *= -1
+    second, strided = session({"x": inputs})["y"], session({"x": np.repeat(inputs, 2, axis=1)[:, ::2]})["y"]
+    assert (first.tolist(), second.tolist(), strided.tolist()) == ([[1, 0, 3]], [[0, 2, 0]], [[0, 2, 0]])
+
+
+@pytest.mark.slow
+def test_signals_are_handled_after_another_thread_deleted_a_session(relu: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", HANDLED, relu], capture_output=True, text=True, timeout=300)
     assert (run.returncode, run.stdout.split()) == (0, ["handled"]), (signal.strsignal(-run.returncode), run.stderr)

@@ -12,8 +12,10 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
+import operator
 import os
 import platform
 import re
@@ -34,7 +36,7 @@ from vitreous.common.device import free_memory
 from vitreous.common.text import single_spaced
 from vitreous.common.untrusted_files import read_json_object
 from vitreous.data.sources.download import cache_folder
-from vitreous.model.fused_encoder import has_hooks
+from vitreous.model.fused_encoder import has_global_hooks, has_hooks, hooks_of
 from vitreous.model.protocol import Model
 from vitreous.model.token_merging import MergingEncoder
 from vitreous.runtimes.sessions import Session, computes_bf16, onnxruntime_session, openvino_session
@@ -124,21 +126,24 @@ class CpuFunction(Generic[Outputs]):
         self.backend = "torch" if session is None else self.best
         if session is None:
             return self.function(self.model, images)
-        outputs = tuple(map(torch.from_numpy, session({"pixels": images.float().numpy()}).values()))
+        outputs = tuple(map(torch.from_numpy, session({"pixels": float_array(images)}).values()))
         return outputs[0] if self.single else outputs  # type: ignore[return-value]
 
     def choice(self, images: Tensor) -> Session | None:
         """Return the session that computes these images, or None for PyTorch."""
-        if self.wanted == "torch" or any(map(has_hooks, self.model.modules())):
+        if self.wanted == "torch":
             return None
-        if not self.chosen and (self.wanted != "auto" or is_worth_it(self.model, self.precision, self.expected())):
+        if not self.chosen:
+            large = self.wanted != "auto" or is_worth_it(self.model, self.precision, self.expected())
+            if not large or any(map(has_hooks, self.model.modules())):
+                return None
             with self.lock:
                 if not self.chosen:
                     self.choose(images)
                     self.chosen = True
-        if self.session is not None and self.weights() != self.before:
+        if self.session is not None and self.snapshot.is_outdated():
             self.use_torch("the weights were changed")
-        return self.session
+        return None if self.snapshot.has_hooks() else self.session
 
     @property
     def description(self) -> str:
@@ -148,25 +153,23 @@ class CpuFunction(Generic[Outputs]):
     def use_torch(self, reason: str) -> None:
         self.session, self.reason = None, reason
 
-    def weights(self) -> tuple[tuple[int, int], ...]:
-        """Return values that change if the model gets other weights."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        return tuple((one.data_ptr(), 0 if one.is_inference() else one._version) for one in tensors)
-
     # ---- Choice ----
 
     def choose(self, images: Tensor) -> None:
         """Choose a backend, by measurements on these images unless it is known, and prepare it."""
-        self.before = self.weights()
+        self.snapshot = Snapshot(self.model)
         try:
-            self.prepare(images[: measured_images(self.model)])
+            self.prepare(images[: measured_images(self.model)], len(images) == 1)
         except Exception as error:  # the exporters and runtimes raise many kinds of errors
             if self.wanted != "auto":
                 raise ValueError(f"{NAMES[self.wanted]} cannot compute this model: {_cause(error)}") from error
             self.use_torch(_cause(error))
 
-    def prepare(self, images: Tensor) -> None:
-        """Open the fastest backend. Raise an error if no other backend than PyTorch computes the model."""
+    def prepare(self, images: Tensor, single: bool) -> None:
+        """Open the fastest backend. Raise an error if no other backend than PyTorch computes the model.
+
+        `single`: The first batch is one image, so others probably are too.
+        """
         names = available(self.precision) if self.wanted == "auto" else (self.wanted,)
         if names == ("torch",):
             return self.use_torch("no other backend is installed")
@@ -182,7 +185,7 @@ class CpuFunction(Generic[Outputs]):
             raise MemoryError(f"the conversion needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free")
         expected = self.function(self.model, images)
         self.single = isinstance(expected, Tensor)
-        inputs = {"pixels": images.float().numpy()}
+        inputs = {"pixels": float_array(images)}
         sessions, problems = dict[str, Session](), list[str]()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "model.onnx")
@@ -190,7 +193,7 @@ class CpuFunction(Generic[Outputs]):
             for name in names:
                 try:
                     if name != "torch":
-                        session = self.open(name, path)
+                        session = self.open(name, path, single)
                         self.check(session(inputs), expected)
                         sessions[name] = session
                 except Exception as error:  # the other backends may work
@@ -226,13 +229,13 @@ class CpuFunction(Generic[Outputs]):
             with quiet():
                 save_onnx(to_onnx(program), path)
 
-    def open(self, name: str, path: Path) -> Session:
+    def open(self, name: str, path: Path, single: bool) -> Session:
         threads = torch.get_num_threads()
         if name == "onnxruntime":
             return onnxruntime_session(path, threads)
         # The layers of an int8 model that stay in float are faster in bfloat16.
         bf16 = self.precision == "bf16" or (self.precision == "int8" and computes_bf16())
-        return openvino_session(path, bf16, threads)
+        return openvino_session(path, bf16, threads, single)
 
     def check(self, found: Mapping[str, np.ndarray], expected: Outputs) -> None:
         """Raise ValueError if an error is too large: in float32 of any value, otherwise the root mean square."""
@@ -245,6 +248,47 @@ class CpuFunction(Generic[Outputs]):
                 error = float((difference.square().mean() / one.double().square().mean().clamp(min=1e-12)).sqrt())
             if not error <= MAX_ERROR[self.precision]:  # also if NaN
                 raise ValueError(f"its error is {error:.1e}, but must be at most {MAX_ERROR[self.precision]:.0e}")
+
+
+def float_array(images: Tensor) -> np.ndarray:
+    """Convert to float32 without PyTorch's threads, which wait busily for more work while a session computes."""
+    if images.dtype != torch.bfloat16:
+        return images.float().numpy()
+    bits = images.view(torch.int16).numpy().astype(np.uint32) << 16
+    return bits.view(np.float32)
+
+
+class Snapshot:
+    """State of a model, to notice later changes.
+
+    Every prediction needs it, so the dicts of all modules are collected once: to iterate over the modules and their
+    parameters takes a few percent of the time for an image.
+    """
+
+    def __init__(self, model: nn.Module):
+        modules = [*model.modules()]
+        self.hooks = [hooks for module in modules for hooks in hooks_of(module)]
+        self.dicts = [part for one in modules for part in (one._modules, one._parameters, one._buffers)]
+        self.parts = self._parts()
+        self.tensors = [part for part in self.parts if isinstance(part, Tensor)]
+        self.versions = self._versions()
+
+    def has_hooks(self) -> bool:
+        """Return True if one of the modules has hooks now."""
+        return any(self.hooks) or has_global_hooks()
+
+    def is_outdated(self) -> bool:
+        """Return True if the model has other modules or weights now."""
+        parts = self._parts()
+        same = len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
+        return not same or self._versions() != self.versions
+
+    def _parts(self) -> list[nn.Module | Tensor | None]:
+        return [*itertools.chain.from_iterable(part.values() for part in self.dicts)]
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Return values that change if the tensors get other values."""
+        return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in self.tensors]
 
 
 class _Module(nn.Module):

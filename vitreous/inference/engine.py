@@ -187,7 +187,8 @@ class Engine(ABC):
         """
         started, count = time.perf_counter(), 0
         self.expected += expected_count(images)
-        self.network.eval()
+        if any(module.training for module in self.network.modules()):  # to set the mode of all of them takes longer
+            self.network.eval()
         try:
             for batch in self._batches(self._decoded(as_stream(images))):
                 decoded = [image for _, image in batch if isinstance(image, Tensor)]

@@ -23,7 +23,7 @@ def model_input(
     pixels: UInt8[Tensor, "b c h w"], device: torch.device, preprocessing: Preprocessing
 ) -> Float[Tensor, "b c h w"]:
     """Move decoded images to the device, scale them to [0, 1] and normalise them."""
-    return normalise(pixels.to(device, non_blocking=True).float() / 255, preprocessing)
+    return normalise(pixels.to(device, non_blocking=True).float().div_(255), preprocessing)
 
 
 def class_scores(

@@ -7,7 +7,7 @@ b: batch; t: tokens; d: width.
 """
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -68,8 +68,17 @@ def unsupported(blocks: nn.ModuleList, device: torch.device, dtype: torch.dtype)
 
 def has_hooks(module: nn.Module) -> bool:
     """Return True if calling the module runs hooks, e.g. for pruning, offloading or FSDP."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(hooks) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+    return any(hooks_of(module)) or has_global_hooks()
+
+
+def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return the hooks of a module that calling it runs. The dicts are those that the module keeps."""
+    return (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+
+
+def has_global_hooks() -> bool:
+    """Return True if calling any module runs hooks."""
+    return bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def is_linear(module: nn.Module) -> bool:

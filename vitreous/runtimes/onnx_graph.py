@@ -1,10 +1,12 @@
 """Converts traced modules to ONNX graphs, and saves the graphs."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir
 import torch
+from onnxscript import opset18 as op
 
 from vitreous.runtimes.trace import Program, quiet
 
@@ -20,12 +22,34 @@ def to_onnx(program: Program) -> onnx_ir.Model:
             program.program,
             dynamo=True,
             opset_version=OPSET,
+            custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: _attention},
             input_names=program.inputs,
             output_names=program.outputs,
             verbose=False,
         )
     assert converted is not None
     return converted.model
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Write scaled_dot_product_attention with one scale and one transpose of the keys, which OpenVINO fuses.
+
+    The translation of PyTorch reshapes the keys before and after the transpose, and scales both queries and keys.
+    """
+    assert not any((dropout, is_causal, enable_gqa)), "no model uses them in evaluation mode"
+    *first, rows, columns = range(len(key.shape))
+    factor = op.CastLike(op.Constant(value_float=query.shape[-1] ** -0.5 if scale is None else scale), query)
+    logits = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[*first, columns, rows]))
+    return op.MatMul(op.Softmax(logits if bias is None else op.Add(logits, bias), axis=-1), value)
 
 
 def save_onnx(model: onnx_ir.Model, path: Path) -> None:
