@@ -47,8 +47,8 @@ def _attention(
     """
     assert not any((dropout, is_causal, enable_gqa)), "no model uses them in evaluation mode"
     *first, rows, columns = range(len(key.shape))
-    factor = op.CastLike(op.Constant(value_float=query.shape[-1] ** -0.5 if scale is None else scale), query)
-    logits = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[*first, columns, rows]))
+    factor: Any = op.Constant(value_float=query.shape[-1] ** -0.5 if scale is None else scale)
+    logits = op.MatMul(op.Mul(query, op.CastLike(factor, query)), op.Transpose(key, perm=[*first, columns, rows]))
     return op.MatMul(op.Softmax(logits if bias is None else op.Add(logits, bias), axis=-1), value)
 
 
