@@ -92,7 +92,7 @@ def subset(options: Options, out: Path) -> None:
     drawn = np.concatenate(parts)
     train, val = stratified(pool.labels[drawn], pool.classes, 0.2, 0, found.name)
     tested = np.sort(chance.permutation(len(test))[: options.test])
-    arrays = {"classes": np.array(pool.classes)}
+    arrays: dict[str, Any] = {"classes": np.array(pool.classes)}
     for split, source, rows in (("train", pool, drawn[train]), ("val", pool, drawn[val]), ("test", test, tested)):
         arrays |= {f"x_{split}": np.stack([source.image(i) for i in rows.tolist()])}
         arrays |= {f"y_{split}": source.labels[rows]}

@@ -354,10 +354,11 @@ def test_features_are_kept_with_the_logits_of_their_image(flip: bool, ranks: int
     predictor = Predictor(random_model("class token"), "cpu", batch_size=4, flip=flip)
     images = np.random.default_rng(0).integers(0, 256, (11, 30, 40, 3), dtype=np.uint8)
     source = WithMissingFile(images, np.arange(11) % 7, NAMES, "set")
-    options = {"keep_logits": True, "keep_features": True}
-    found = Evaluation.join(
-        [classify_source(predictor, source, NAMES, rank, ranks, **options) for rank in range(ranks)]
-    )
+    parts = [
+        classify_source(predictor, source, NAMES, rank, ranks, keep_logits=True, keep_features=True)
+        for rank in range(ranks)
+    ]
+    found = Evaluation.join(parts)
     assert found.features is not None
     assert found.logits is not None
     torch.testing.assert_close(found.features[found.readable], predictor.embed(np.delete(images, 2, axis=0)))
