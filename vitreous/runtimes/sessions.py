@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ Session = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
 def package(name: str, extra: str) -> ModuleType:
     """Import an optional package. The error for a missing package has the command that installs it."""
+    if name == "openvino":
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # would report every import
     try:
         return importlib.import_module(name)
     except ImportError:
