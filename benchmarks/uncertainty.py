@@ -2,9 +2,11 @@
 
 A classifier is calibrated on the validation split and measured on the test split. The unknown images are from another
 data set. Several familiarity scores and kinds of label sets are compared. The coverage of label sets varies with
-the validation images, so it is averaged over random splits of the validation and test images. If the checkpoint has no
-head for the classes, a linear one is fitted to the features of the train split.
+the validation images, so it is averaged over random splits of the validation and test images. A trained classifier is
+measured with its head, temperature and familiarity statistics. If the checkpoint has no head for the classes, a linear
+one is fitted to the features of the train split.
 
+    python -m benchmarks.uncertainty runs/cifar/best cifar10.npz cifar100.npz --cache features/
     python -m benchmarks.uncertainty dinov2s.pt cifar10.npz cifar100.npz --image-size 84 --cache features/
 
 Vitreous uses the Mahalanobis distance and thresholds.
@@ -26,8 +28,9 @@ from benchmarks.publish_table import publish
 from vitreous.data import open_data
 from vitreous.evaluation.features import FeatureSet, cached_features
 from vitreous.evaluation.linear import Ridge, Sgd, train_sgd
-from vitreous.inference import Predictor
+from vitreous.inference import Precision
 from vitreous.inference.fit_calibration import calibrate_scores
+from vitreous.inference.predictor import Embedder
 from vitreous.model.calibration import UNKNOWN, Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.tasks import Evaluation
@@ -50,6 +53,7 @@ class Options:
     head: Literal["logistic", "ridge"] = "logistic"  # fitted if the checkpoint has no head for these classes
     cache: Path | None = None
     device: str = "auto"
+    precision: Precision = "fp32"
     out: Path = Path("runs/bench/uncertainty.json")
 
 
@@ -64,11 +68,12 @@ class Result:
 @torch.no_grad()
 def main(options: Options) -> list[Result]:
     model = load_encoder(options.checkpoint, options.image_size)
-    predictor = Predictor(model, options.device, batch_size=64)
+    predictor = Embedder(model, options.device, 64, options.precision, backend="auto")
     data, unknown_data = open_data(options.data), open_data(options.unknown)
     unknown = [source for source in (unknown_data.train, unknown_data.val, unknown_data.test) if source is not None]
     sources = (data.train, data.val, data.test or data.val, *unknown)
-    train, val, test, *unlike = (cached_features(options.cache, predictor, source)[0] for source in sources)
+    found = (cached_features(options.cache, predictor, source)[0] for source in sources)
+    train, val, test, *unlike = (FeatureSet(split.features.float(), split.labels) for split in found)
     if model.config.labels == data.classes:
         head: Score = model.float().heads[0].cpu()
     elif options.head == "ridge":
@@ -77,10 +82,10 @@ def main(options: Options) -> list[Result]:
         [head] = train_sgd(train, len(data.classes), [Sgd(lr=10.0, weight_decay=1e-4)])
     features = {"val": val.features, "test": test.features, "unknown": torch.cat([part.features for part in unlike])}
     logits = {split: head(values).float() for split, values in features.items()}
-    calibration = calibrate_scores(logits["val"], val.labels)
+    calibration = model.config.calibration or calibrate_scores(logits["val"], val.labels)
     return [
         *errors(logits["test"], test.labels, calibration),
-        *unknown_images(train, features, logits),
+        *unknown_images(train, features, logits, model.familiarity),
         *coverages(torch.cat([logits["val"], logits["test"]]), torch.cat([val.labels, test.labels]), len(val)),
     ]
 
@@ -99,13 +104,15 @@ def errors(logits: Tensor, labels: Tensor, calibration: Calibration) -> list[Res
 # ---- Unknown images --------------------------------------------------------------------------------------------------
 
 
-def unknown_images(train: FeatureSet, features: dict[str, Tensor], logits: dict[str, Tensor]) -> list[Result]:
+def unknown_images(
+    train: FeatureSet, features: dict[str, Tensor], logits: dict[str, Tensor], stored: Familiarity | None
+) -> list[Result]:
     by_logits: dict[str, Score] = {
         "energy": lambda x: x.logsumexp(1),
         "largest logit": lambda x: x.amax(1),
         "largest probability": lambda x: x.softmax(1).amax(1),
     }
-    by_class = Familiarity.fit(train.features, train.labels).scores
+    by_class = (stored or Familiarity.fit(train.features, train.labels)).scores
     by_all = Familiarity.fit(train.features, torch.zeros_like(train.labels)).scores
     by_distance: dict[str, Score] = {
         "Mahalanobis": by_class,
