@@ -112,12 +112,14 @@ def unknown_images(
         "largest logit": lambda x: x.amax(1),
         "largest probability": lambda x: x.softmax(1).amax(1),
     }
-    by_class = (stored or Familiarity.fit(train.features, train.labels)).scores
+    known = stored or Familiarity.fit(train.features, train.labels)
+    by_class = known.scores
     by_all = Familiarity.fit(train.features, torch.zeros_like(train.labels)).scores
     by_distance: dict[str, Score] = {
         "Mahalanobis": by_class,
         "relative Mahalanobis": lambda x: by_class(x) - by_all(x),
         "cosine to class mean": cosine(train),
+        "the same, whitened": lambda x: whitened_cosine(known, x),
         "k-NN": nearest(train),
     }
     found = {name: {split: score(x) for split, x in logits.items()} for name, score in by_logits.items()}
@@ -125,8 +127,8 @@ def unknown_images(
     results = []
     for name, score in found.items():
         threshold = score["val"].double().quantile(UNKNOWN)
-        known, unknown = (float((score[split] < threshold).double().mean()) for split in ("test", "unknown"))
-        note = f"marked as unknown: {known:.1%} of the known images, {unknown:.1%} of the unknown ones"
+        marked, unknown = (float((score[split] < threshold).double().mean()) for split in ("test", "unknown"))
+        note = f"marked as unknown: {marked:.1%} of the known images, {unknown:.1%} of the unknown ones"
         results.append(Result("AUROC", name, auroc(score["test"], score["unknown"]), note))
     return results
 
@@ -142,6 +144,10 @@ def cosine(train: FeatureSet) -> Score:
     centre = train.features.mean(0)
     means = torch.stack([train.features[train.labels == label].mean(0) for label in torch.unique(train.labels)])
     return lambda x: (F.normalize(x - centre, dim=1) @ F.normalize(means - centre, dim=1).T).amax(1)
+
+
+def whitened_cosine(known: Familiarity, features: Tensor) -> Tensor:
+    return (F.normalize((features - known.centre) @ known.whiten) @ F.normalize(known.means).T).amax(1)
 
 
 def nearest(train: FeatureSet) -> Score:
