@@ -25,7 +25,7 @@ from vitreous.data.sources.base import ArraySource
 from vitreous.evaluation.check_data import embed_splits, open_whole_image_encoder
 from vitreous.evaluation.features import FeatureSet
 from vitreous.evaluation.label_errors import LabelErrors, find_label_errors
-from vitreous.inference.predictor import Predictor
+from vitreous.inference import Embedder, Precision
 from vitreous.weights.io.pickle.read import read_pickle
 
 HUMAN = ("aggre_label", "random_label1", "worse_label")
@@ -42,6 +42,7 @@ class Options:
     image_size: int = 224
     count: int | None = None  # first images of each split; all by default
     device: str = "auto"
+    precision: Precision = "auto"
     batch_size: int = 64
     out: Path = Path("runs/bench/label_errors.json")
 
@@ -62,9 +63,8 @@ class Result:
 
 
 def embed(options: Options, images: np.ndarray) -> Tensor:
-    predictor = Predictor(
-        open_whole_image_encoder(options.checkpoint, options.image_size), options.device, options.batch_size, "auto"
-    )
+    encoder = open_whole_image_encoder(options.checkpoint, options.image_size)
+    predictor = Embedder(encoder, options.device, options.batch_size, options.precision, backend="auto")
     source = ArraySource(images, np.zeros(len(images), np.int64), ("",), "cifar10")
     return embed_splits(predictor, {"all": source}).vectors
 

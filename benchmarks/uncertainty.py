@@ -2,9 +2,11 @@
 
 A classifier is calibrated on the validation split and measured on the test split. The unknown images are from another
 data set. Several familiarity scores and kinds of label sets are compared. The coverage of label sets varies with
-the validation images, so it is averaged over random splits of the validation and test images. If the checkpoint has no
-head for the classes, a linear one is fitted to the features of the train split.
+the validation images, so it is averaged over random splits of the validation and test images. A trained classifier is
+measured with its head, temperature and familiarity statistics. If the checkpoint has no head for the classes, a linear
+one is fitted to the features of the train split.
 
+    python -m benchmarks.uncertainty runs/cifar/best cifar10.npz cifar100.npz --cache features/
     python -m benchmarks.uncertainty dinov2s.pt cifar10.npz cifar100.npz --image-size 84 --cache features/
 
 Vitreous uses the Mahalanobis distance and thresholds.
@@ -27,8 +29,9 @@ from benchmarks.publish_table import publish
 from vitreous.data import open_data
 from vitreous.evaluation.features import FeatureSet, cached_features
 from vitreous.evaluation.linear import Ridge, Sgd, train_sgd
-from vitreous.inference import Predictor
+from vitreous.inference import Precision
 from vitreous.inference.fit_calibration import calibrate_scores
+from vitreous.inference.predictor import Embedder
 from vitreous.model.calibration import UNKNOWN, Calibration
 from vitreous.model.familiarity import Familiarity
 from vitreous.tasks import Evaluation
@@ -52,6 +55,7 @@ class Options:
     head: Literal["logistic", "ridge"] = "logistic"  # fitted if the checkpoint has no head for these classes
     cache: Path | None = None
     device: str = "auto"
+    precision: Precision = "fp32"
     out: Path = Path("runs/bench/uncertainty.json")
 
 
@@ -66,11 +70,12 @@ class Result:
 @torch.no_grad()
 def main(options: Options) -> list[Result]:
     model = load_encoder(options.checkpoint, options.image_size)
-    predictor = Predictor(model, options.device, batch_size=64)
+    predictor = Embedder(model, options.device, 64, options.precision, backend="auto")
     data, unknown_data = open_data(options.data), open_data(options.unknown)
     unknown = [source for source in (unknown_data.train, unknown_data.val, unknown_data.test) if source is not None]
     sources = (data.train, data.val, data.test or data.val, *unknown)
-    train, val, test, *unlike = (cached_features(options.cache, predictor, source)[0] for source in sources)
+    found = (cached_features(options.cache, predictor, source)[0] for source in sources)
+    train, val, test, *unlike = (FeatureSet(split.features.float(), split.labels) for split in found)
     if model.config.labels == data.classes:
         head: Score = model.float().heads[0].cpu()
     elif options.head == "ridge":
@@ -79,10 +84,10 @@ def main(options: Options) -> list[Result]:
         [head] = train_sgd(train, len(data.classes), [Sgd(lr=10.0, weight_decay=1e-4)])
     features = {"val": val.features, "test": test.features, "unknown": torch.cat([part.features for part in unlike])}
     logits = {split: head(values).float() for split, values in features.items()}
-    calibration = calibrate_scores(logits["val"], val.labels)
+    calibration = model.config.calibration or calibrate_scores(logits["val"], val.labels)
     return [
         *errors(logits["test"], test.labels, calibration),
-        *unknown_images(train, features, logits),
+        *unknown_images(train, features, logits, model.familiarity),
         *coverages(torch.cat([logits["val"], logits["test"]]), torch.cat([val.labels, test.labels]), len(val)),
     ]
 
@@ -101,18 +106,22 @@ def errors(logits: Tensor, labels: Tensor, calibration: Calibration) -> list[Res
 # ---- Unknown images --------------------------------------------------------------------------------------------------
 
 
-def unknown_images(train: FeatureSet, features: dict[str, Tensor], logits: dict[str, Tensor]) -> list[Result]:
+def unknown_images(
+    train: FeatureSet, features: dict[str, Tensor], logits: dict[str, Tensor], stored: Familiarity | None
+) -> list[Result]:
     by_logits: dict[str, Score] = {
         "energy": lambda x: x.logsumexp(1),
         "largest logit": lambda x: x.amax(1),
         "largest probability": lambda x: x.softmax(1).amax(1),
     }
-    by_class = Familiarity.fit(train.features, train.labels).scores
+    known = stored or Familiarity.fit(train.features, train.labels)
+    by_class = known.scores
     by_all = Familiarity.fit(train.features, torch.zeros_like(train.labels)).scores
     by_distance: dict[str, Score] = {
         "Mahalanobis": by_class,
         "relative Mahalanobis": lambda x: by_class(x) - by_all(x),
         "cosine to class mean": cosine(train),
+        "the same, whitened": lambda x: whitened_cosine(known, x),
         "k-NN": nearest(train),
     }
     found = {name: {split: score(x) for split, x in logits.items()} for name, score in by_logits.items()}
@@ -120,8 +129,8 @@ def unknown_images(train: FeatureSet, features: dict[str, Tensor], logits: dict[
     results = []
     for name, score in found.items():
         threshold = score["val"].double().quantile(UNKNOWN)
-        known, unknown = (float((score[split] < threshold).double().mean()) for split in ("test", "unknown"))
-        note = f"marked as unknown: {known:.1%} of the known images, {unknown:.1%} of the unknown ones"
+        marked, unknown = (float((score[split] < threshold).double().mean()) for split in ("test", "unknown"))
+        note = f"marked as unknown: {marked:.1%} of the known images, {unknown:.1%} of the unknown ones"
         results.append(Result("AUROC", name, auroc(score["test"], score["unknown"]), note))
     return results + fewer_images(train, features)
 
@@ -156,6 +165,10 @@ def cosine(train: FeatureSet) -> Score:
     centre = train.features.mean(0)
     means = torch.stack([train.features[train.labels == label].mean(0) for label in torch.unique(train.labels)])
     return lambda x: (F.normalize(x - centre, dim=1) @ F.normalize(means - centre, dim=1).T).amax(1)
+
+
+def whitened_cosine(known: Familiarity, features: Tensor) -> Tensor:
+    return (F.normalize((features - known.centre) @ known.whiten) @ F.normalize(known.means).T).amax(1)
 
 
 def nearest(train: FeatureSet) -> Score:
