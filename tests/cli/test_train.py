@@ -132,11 +132,13 @@ def test_invalid_flags_are_rejected_in_one_line(command: CommandLine, flags: tup
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("flags", [[], ["--auto-resume"]], ids=str)
 @pytest.mark.parametrize("train_only", ["head", "lora", "lda"])
 def test_a_frozen_encoder_without_init_is_rejected_before_anything_is_printed(
-    train_only: str, command: CommandLine
+    train_only: str, flags: list[str], command: CommandLine, tmp_path: Path
 ) -> None:
-    done = command("train", "--data", "digits", "--train-only", train_only)
+    out = ["--out", str(tmp_path / "run")]
+    done = command("train", "--data", "digits", "--train-only", train_only, *out, *flags)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"--train-only {train_only} needs --init" in done.stderr
 

@@ -213,8 +213,11 @@ def _checked(config: TrainConfig) -> TrainConfig:
     """Validate a config and convert its overrides. If it resumes a run, return the config of that run."""
     config = replace(config, overrides=typed_overrides(config.overrides))
     config.check()
-    if config.auto_resume and (run_folder.folder_of(config) / run_folder.CONFIG).exists():
-        config = replace(config, resume=True, auto_resume=False)
+    if config.auto_resume:
+        if (run_folder.folder_of(config) / run_folder.CONFIG).exists():
+            config = replace(config, resume=True, auto_resume=False)
+        else:
+            replace(config, auto_resume=False).check()  # what a run to resume would have
     return run_folder.resumed_config(config) if config.resume else config
 
 
