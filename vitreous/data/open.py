@@ -180,13 +180,13 @@ def _open_directory(path: Path, labelled: bool) -> FoundData:
         if not labelled:
             return open_unmasked(path)
         raise ValueError(f"{path} has images and masks but no class folders; to train a segmenter, use --task segment")
-    if labelled and not list_folder(path)[0] and (hint := parent_hint(path)):
-        raise ValueError(f"{path} has no class folders; {hint}")
     suffixes = _suffixes(path, depth=2)
     if ".tar" in suffixes:
         return open_shards(str(path))
     if ".parquet" in suffixes:
         return open_parquet(path.name, _parquet_files(path))
+    if labelled and not list_folder(path)[0] and (hint := parent_hint(path)):
+        raise ValueError(f"{path} has no class folders; {hint}")
     return open_folder(path, labelled)
 
 

@@ -1,8 +1,10 @@
 """Folder layouts with images and masks, and their problems."""
 
+import io
 import re
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -469,6 +471,19 @@ def test_error_for_one_split_of_camvid_names_the_whole_data_set(tmp_path: Path) 
     for opened in (open_masked, open_data):
         with pytest.raises(ValueError, match=re.escape(message)):
             opened(str(tmp_path / "train"))
+
+
+def test_shards_beside_masks_are_not_mistaken_for_a_split(tmp_path: Path) -> None:
+    for name in ("masks", "images"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "masks" / "0.png").write_bytes(encoded(smooth(12, 16), "PNG"))
+    with tarfile.open(tmp_path / "images" / "train-0.tar", "w") as tar:
+        for index in range(8):
+            for ending, data in (("png", encoded(smooth(12, 16), "PNG")), ("cls", str(index % 2).encode())):
+                member = tarfile.TarInfo(f"{index}.{ending}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    assert len(open_data(str(tmp_path / "images")).classes) == 2
 
 
 def test_error_explains_unknown_names(tmp_path: Path) -> None:

@@ -61,10 +61,12 @@ def has_masks(root: Path) -> bool:
 
 def parent_hint(folder: Path) -> str:
     """Suggest the parent of a folder of images, such as CamVid's train/, if the parent also contains their masks."""
-    if folder.name in ("", "..") or not has_masks(folder.parent):
-        return ""
     parent = folder.parent
-    masks = [pair.masks for pair in find_folders(parent)[0] if pair.images == folder.name != pair.masks]
+    try:
+        pairs = find_folders(parent)[0] if folder.name not in ("", "..") and has_masks(parent) else []
+    except (OSError, ValueError):  # the parent cannot be listed, or has other problems
+        return ""
+    masks = [pair.masks for pair in pairs if pair.images == folder.name != pair.masks]
     return (
         f"its masks are in {parent / masks[0]}: use {str(parent)!r}, with --task segment for training" if masks else ""
     )
