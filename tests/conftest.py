@@ -1,5 +1,6 @@
 """Fixtures for all tests: a fixed seed, a small config and a small checkpoint."""
 
+import copy
 import functools
 import gc
 import os
@@ -71,8 +72,16 @@ def _one_table_of_onnx_operators() -> None:
     """Keep torch's table of ONNX operators, for which every export would parse the sources of all of them."""
     module = sys.modules.get("torch.onnx._internal.exporter._registration")  # imported by the first export
     table = module and module.ONNXRegistry
-    if table and not isinstance(table.from_torchlib, functools._lru_cache_wrapper):
-        table.from_torchlib = staticmethod(functools.cache(table.from_torchlib))
+    if table is None or isinstance(table.from_torchlib, functools.partial):
+        return
+    read = functools.cache(table.from_torchlib)
+
+    def copied(*arguments: object, **options: object) -> object:
+        registry = copy.copy(read(*arguments, **options))  # an export can add translations
+        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        return registry
+
+    table.from_torchlib = functools.partial(copied)
 
 
 @pytest.fixture
