@@ -74,10 +74,10 @@ def hide_empty_defaults(helptext: Callable[..., Any]) -> Callable[..., Any]:
         return "" if default in ("None", "False", "", "''") else f"(default: {default})"
 
     def wrapped(arg: Any, lowered: Any, **options: Any) -> Any:
-        argconf = dataclasses.replace(arg.field.argconf, help_behavior_hint=behavior_hint)
-        return helptext(
-            dataclasses.replace(arg, field=dataclasses.replace(arg.field, argconf=argconf)), lowered, **options
-        )
+        with suppress(AttributeError, TypeError):  # in another version of tyro
+            argconf = dataclasses.replace(arg.field.argconf, help_behavior_hint=behavior_hint)
+            arg = dataclasses.replace(arg, field=dataclasses.replace(arg.field, argconf=argconf))
+        return helptext(arg, lowered, **options)
 
     return wrapped
 
