@@ -20,10 +20,18 @@ from vitreous import create
 from vitreous.data.loader import Batch, BatchSlice, EvalLoader, Reader
 from vitreous.data.sources.base import ArraySource, StoredImage
 from vitreous.inference import Predictor
+from vitreous.model.config import ViTConfig
 from vitreous.model.inputs import normalise
 from vitreous.model.options import Preprocessing
 from vitreous.tasks import classification_metrics
-from vitreous.tasks.classification_metrics import Evaluation, classify_batches, classify_source, fit_familiarity
+from vitreous.tasks.classification_metrics import (
+    MOST_OUTPUTS,
+    Evaluation,
+    calibration_images,
+    classify_batches,
+    classify_source,
+    fit_familiarity,
+)
 
 NAMES = tuple("abcdefg")
 
@@ -406,3 +414,13 @@ def test_the_familiarity_is_fitted_to_as_many_images_as_its_dimension_needs(
     assert sorted(val.read) == list(range(30))  # once each
     assert len(found.means) == 2
     assert quantiles
+
+
+@pytest.mark.parametrize("count", [1, 9_489, 9_490, 18_979, 100_000])
+def test_images_for_the_calibration_are_limited_and_selected_once(count: int) -> None:
+    config = ViTConfig(num_classes=1_000, width=768)
+    source = ArraySource(np.zeros((count, 1, 1, 3), np.uint8), np.zeros(count, np.int64), ("a",), "images")
+    chosen = calibration_images(source, config)
+    assert len(chosen) * 1_768 <= MOST_OUTPUTS
+    assert calibration_images(chosen, config) is chosen
+    assert (chosen is source) == (count * 1_768 <= MOST_OUTPUTS)

@@ -310,7 +310,8 @@ def batch_scores(
 
 def calibration_images(source: Source, config: ModelConfig) -> Source:
     """Return the images on which to calibrate a model: all or, if there would be too many outputs, every n-th image."""
-    every = -(-len(source) * (config.num_classes + config.feature_width) // MOST_OUTPUTS)
+    most = max(MOST_OUTPUTS // (config.num_classes + config.feature_width), 1)
+    every = -(-len(source) // most)
     return source if every <= 1 else pick(source, np.arange(0, len(source), every))
 
 
