@@ -99,7 +99,7 @@ def test_a_slow_warm_up_does_not_delay_the_shutdown(checkpoint: Path) -> None:
         watchdog.start()
         try:
             assert "computing\n" in running.stdout.readline() + running.stdout.readline()  # and the greeting
-            running.send_signal(signal.SIGINT)
+            running.send_signal(signal.SIGTERM)
             _, errors = running.communicate(timeout=60)
         finally:
             watchdog.cancel()

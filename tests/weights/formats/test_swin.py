@@ -271,6 +271,7 @@ def test_windows_of_a_segmenter_change_on_loading(tmp_path: Path) -> None:
     assert not torch.equal(larger(images := torch.randn(1, 3, 64, 64)), ours(images))
 
 
+@pytest.mark.slow
 def test_convert_reports_parity_with_the_other_library(tmp_path: Path) -> None:
     import_timm()
     vitreous.save(noisy(build(tiny(SwinV1()))), tmp_path / "ours")
