@@ -2,8 +2,8 @@
 
 All systems run the same architecture on the same preprocessed images, at their best setting, and alternate in each
 round, so that the load of the machine affects all of them; compare the ratios. CPU time is more reliable than wall time
-on a machine with other load. No row includes decoding, resizing or normalisation. Ours includes what a predictor does
-for each batch after these: it looks for hooks and changed weights, and converts tensors to arrays and back. Without
+on a machine with other load. No row includes decoding, resizing or normalisation. Ours includes the search for
+hooks and changed weights before each batch, and the conversion of tensors to arrays and back. Without
 --checkpoint, weights are random, and all linear layers of our int8 model but the head are in int8.
 `benchmarks.label_agreement` compares the labels.
 

@@ -80,5 +80,5 @@ def test_probabilities_use_the_temperature_and_logits_do_not_change(small: ViTCo
 def test_too_few_images_for_the_unknown_threshold_are_reported(images: int, enough: bool) -> None:
     calibration = Calibration(1.0, images, familiarities=lower_quantiles(torch.arange(images).float()))
     assert (calibration.unknown_below is not None) == enough
-    assert (calibration.too_few() == "") == enough
+    assert (calibration.too_few_note() == "") == enough
     assert (familiarity_ranks(calibration, torch.tensor([-1.0]))[0] < UNKNOWN) == enough

@@ -66,6 +66,6 @@ def calibrate(
     images = f"{plural(result.calibration.images, 'image')} of the {result.split} split"
     change = f"calibration error {result.ece:.4f} -> {result.ece_calibrated:.4f}"
     print(printable(f"{images}: temperature {result.calibration.temperature:.3f}, {change}"))
-    if note := result.calibration.too_few():
+    if note := result.calibration.too_few_note():
         print(note)
     print(printable(f"saved to {checkpoint if out is None else out}"))

@@ -57,7 +57,7 @@ class Batch(NamedTuple):
         return self._replace(images=images, labels=labels, masks=masks)
 
 
-def joined(parts: Sequence[Batch]) -> Batch:
+def join_batches(parts: Sequence[Batch]) -> Batch:
     """Join the parts of a batch that a reader has read."""
     images, labels, indices, keys = (torch.cat(tensors) for tensors in zip(*(part[:4] for part in parts), strict=True))
     masks = [part.masks for part in parts if part.masks is not None]
@@ -252,7 +252,7 @@ class StreamLoader:
             for epoch, indices, keys in requests:
                 parts = zip(indices.chunk(threads), keys.chunk(threads), strict=True)
                 read = pool.map(self.reader.__getitem__, [Request(epoch, *part) for part in parts])
-                yield joined(list(read)).to(self.device)
+                yield join_batches(list(read)).to(self.device)
 
 
 class EvalLoader:

@@ -68,7 +68,7 @@ def check_data(
     model: Model, or checkpoint (a folder, a weight file, a catalog name, or hf-hub:owner/name).
     image_size: Image size for the model. Defaults to the image size of the model, but at most 224.
     data_root: Local copy of a data set that is otherwise downloaded.
-    task, target: What to read from a table, as for `vitreous.train`.
+    task, target: Content of a table and its columns, as for `vitreous.train`.
     out: A .png file for a contact sheet of every class or, with a model, an .html file for a page with the findings.
     seed: Seed for the cross-validation.
 

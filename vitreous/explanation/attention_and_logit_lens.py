@@ -162,7 +162,7 @@ def capture_steps(model: Model, images: Float[Tensor, "b c h w"]) -> CapturedFor
 
 
 def capture_traced(model: Model, images: Float[Tensor, "b c h w"], layers: Sequence[AttentionLayer]) -> CapturedForward:
-    """Do the same with the layers of an earlier pass, whose index tensors then are constants of a traced graph."""
+    """Capture a pass with the layers of an earlier one, whose index tensors become constants of a traced graph."""
     tokens, inputs, outputs = first_tokens(model, images), list[Tensor](), list[Tensor]()
     for layer in layers:
         inputs.append(tokens if layer.merge is None else layer.merge.merged(tokens))

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.common.checks import BadValue, path_suggestion
 from vitreous.common.text import plural
 from vitreous.data.masks.layouts import mask_files
-from vitreous.data.sources.base import is_image_file, readable_extensions, supported
+from vitreous.data.sources.base import is_image_file, readable_extensions, supported_extensions
 from vitreous.data.sources.tables import SUFFIXES as TABLES
 from vitreous.data.sources.tables import image_paths
 from vitreous.inference.engine import Images, Precision
@@ -206,7 +206,7 @@ def expand(arguments: Sequence[str]) -> list[Path]:
     if not found:
         words = ", ".join(map(repr, arguments))
         hint = "" if "heic" in readable_extensions() else '; for HEIC, pip install "vitreous[heic]"'
-        raise ValueError(f"no images found in {words} ({supported()}{hint})")
+        raise ValueError(f"no images found in {words} ({supported_extensions()}{hint})")
     return list(found.values())
 
 

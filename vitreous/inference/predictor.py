@@ -137,7 +137,7 @@ class Embedder(Engine):
         return self.run(images, lambda pixels: _finite_rows(self._scores(pixels)), Embedding)
 
     def stream_logits_and_features(self, images: Images) -> Iterator[Embedding]:
-        """Yield, for each image, what `stream_logits` and then what `stream_embeddings` yields, in one vector."""
+        """Yield the logits followed by the features of each image, in one vector."""
         self._check_head()
         return self.run(images, lambda pixels: _finite_rows(self._logits_and_pooled(pixels)), Embedding)
 

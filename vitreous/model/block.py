@@ -91,7 +91,9 @@ class StochasticDepth(nn.Module):
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
-        self.rate_tensor: Tensor | None = None  # used instead: torch.compile would compile a block for every number
+        self.rate_tensor: Tensor | None = (
+            None  # replaces `rate` in compiled blocks, which would otherwise be compiled once per rate
+        )
 
     def forward(self, branch: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         factors = self.factors(branch)

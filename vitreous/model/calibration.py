@@ -49,7 +49,7 @@ class Calibration:
         place = FRACTIONS.index(UNKNOWN) - (len(FRACTIONS) - len(self.familiarities))
         return self.familiarities[place] if place >= 0 else None
 
-    def too_few(self) -> str:
+    def too_few_note(self) -> str:
         """Explain why no image is marked as unknown, or return "" if there were enough validation images."""
         if self.images >= FEWEST:
             return ""

@@ -76,7 +76,7 @@ def summarise(job: Job, folder: Path, console: Console, notes: list[str]) -> dic
         )
         console.print(f"\n{split} {report.summary}, after {duration(metrics['seconds'])}")
         console.print(f"time: {phase_summary(phases)}; {metrics['images_per_second']:,.0f} training images/s")
-        if calibration is not None and (note := calibration.too_few()):
+        if calibration is not None and (note := calibration.too_few_note()):
             console.print(note)
         if unreadable:
             console.print(f"{plural(len(unreadable), 'image')} could not be read:")

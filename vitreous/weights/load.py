@@ -24,7 +24,7 @@ from vitreous.weights.formats.base import AssumptionWarning, ConfigBuilder, Form
 from vitreous.weights.formats.detect_format import canonical_name, format_for, identify, summary, under
 from vitreous.weights.formats.mapping import Row, check_table, matches, read_table, write_table
 from vitreous.weights.formats.write_checks import unknown_options
-from vitreous.weights.hub import Snapshot, check_destination, download, push_saved
+from vitreous.weights.hub import HubUnavailable, Snapshot, check_destination, download, push_saved
 from vitreous.weights.io.containers import OPEN_CLIP_CONFIG, SUFFIXES, USUAL_NAMES, read_file, suffix_of, unwrapped
 from vitreous.weights.io.errors import BadCheckpoint, UnsupportedByFormat
 from vitreous.weights.io.safetensors_file import Mapped
@@ -289,7 +289,8 @@ def _download_pretrained(name: str) -> Snapshot | None:
     except OSError as error:
         files = "its config.json and model.safetensors"
         instead = f"Alternatively, copy {files} to a folder and pass that folder instead of {name}"
-        raise type(error)(f"{name}: {error}. {instead}") from None
+        kind = HubUnavailable if isinstance(error, HubUnavailable) else OSError
+        raise kind(f"{name}: {error}. {instead}") from None
 
 
 def load(

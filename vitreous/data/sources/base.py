@@ -178,7 +178,7 @@ def readable_extensions() -> frozenset[str]:
     return EXTENSIONS | avif | (HEIF if find_spec("pillow_heif") is not None else set())
 
 
-def supported() -> str:
+def supported_extensions() -> str:
     """List the image extensions that this installation can read, for an error message."""
     return f"supported: {' '.join(f'.{name}' for name in sorted(readable_extensions()))}"
 

@@ -20,7 +20,7 @@ from vitreous.data.sources.base import (
     is_image_file,
     split_folders,
     split_name,
-    supported,
+    supported_extensions,
 )
 
 Item = tuple[str, str, str]  # split, class, path relative to the root
@@ -84,14 +84,14 @@ def _read_classes(root: Path, below: str, split: str, folders: list[str]) -> tup
     if not empty:
         return items, [], ignored
     noun = "class folder" if len(empty) == 1 else "class folders"
-    return items, [f"empty {noun}: no images in {listed(empty)} ({supported()})"], ignored
+    return items, [f"empty {noun}: no images in {listed(empty)} ({supported_extensions()})"], ignored
 
 
 def _found(root: Path, items: list[Item], problems: list[str], notes: list[str], ignored: list[str]) -> FoundData:
     if note := ignored_note(ignored):
         notes = [*notes, note]
     if not items:
-        raise ValueError(f"no images in the folders of {root} ({supported()}){f'; {note}' if note else ''}")
+        raise ValueError(f"no images in the folders of {root} ({supported_extensions()}){f'; {note}' if note else ''}")
     classes = tuple(sorted({label for _, label, _ in items}))
     index = {label: i for i, label in enumerate(classes)}
     labels = np.array([index[label] for _, label, _ in items], np.int64)
@@ -158,4 +158,4 @@ def _no_classes(root: Path, images: list[str], other_files: list[str]) -> str:
         expected = "expected <class>/*.jpg; to train without labels, use --task mae or distil"
         return f"{root} has {plural(len(images), 'image')} but no class folders; {expected}"
     content = f"has no images, only {listed(other_files, 3)}" if other_files else "is empty"
-    return f"{root} {content}; expected images in <class>/ ({supported()})"
+    return f"{root} {content}; expected images in <class>/ ({supported_extensions()})"
