@@ -61,14 +61,14 @@ def test_every_preset_family_is_covered() -> None:
 def test_compiles_to_one_graph(name: str) -> None:
     """Code is generated for one model only, because a C++ compiler needs a minute for each.
 
-    The others are compiled for inference; see `test_trains_as_one_graph` for training.
+    Models with other kinds of blocks are compiled with gradients too, as in training, and the rest for inference.
     """
     config = configure(name, num_classes=5, image_size=SIZES.get(name, (64, 64)), overrides=FAMILIES[name])
     model = build(config).eval()
     images = torch.randn(2, 3, *config.image_size)
     backend = "inductor" if name == "ViT-B/16" else "aot_eager"
     compiled = torch.compile(model, fullgraph=True, backend=backend)
-    with torch.set_grad_enabled(backend == "inductor"):
+    with torch.set_grad_enabled(name in ("ViT-B/16", "DINOv2-g/14-reg", "EVA02-B/14", "Swin-Ti/4")):
         torch.testing.assert_close(compiled(images), model(images), atol=1e-4, rtol=1e-4)
 
 
