@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -231,9 +232,10 @@ def test_automatic_run_downloads_its_weights(hub: Hub, client: Client, tmp_path:
 
 
 @pytest.mark.slow
-def test_automatic_run_without_a_network_starts_from_scratch(offline: Client, tmp_path: Path) -> None:
+def test_automatic_run_without_a_network_starts_from_scratch(shared_hub: Hub, tmp_path: Path) -> None:
     arguments = ["train", "--data", "shapes:size=56,count=8,val=4", "--init", "auto", "--out", str(tmp_path / "run")]
-    result = offline.call("command", *arguments, "--steps", "1", "--set", "depth=1", "--device", "cpu")
+    with closing(Client(shared_hub.url, tmp_path / "empty", HF_HUB_OFFLINE="1")) as client:
+        result = client.call("command", *arguments, "--steps", "1", "--set", "depth=1", "--device", "cpu")
     assert result["status"] == 0, result["errors"]
     assert "auto: init = none, training from scratch (dinov2-s: " in result["out"]
 
