@@ -31,7 +31,6 @@ def signed() -> Float[np.ndarray, "256 3"]:
     return from_oklab(np.concatenate([0.97 - 0.45 * np.abs(steps)[:, None], np.abs(steps)[:, None] * towards], axis=1))
 
 
-@cache
 def shades() -> "Colormap":
     """Return a Matplotlib colour map from near white to a dark accent colour."""
     from matplotlib.colors import ListedColormap
