@@ -249,7 +249,7 @@ def test_names_of_timm_tell_the_windows_of_v2(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["timm", "huggingface", "microsoft", "vitreous"])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_windows_change_on_loading(version: SwinV1 | SwinV2, format: str, tmp_path: Path) -> None:
-    """As in Microsoft's models with windows from 12 to 24, positions are in units of the windows of each old stage."""
+    """Positions keep the units of the old windows of each stage, as in Microsoft's models with windows of 12 to 24."""
     side = 4 if format == "huggingface" and isinstance(version, SwinV1) else 8  # transformers requires a window to fit
     shape: dict[str, Any] = {"image_size": (64, 64), "depths": (1, 1, 1), "stage_heads": (1, 2, 4)}
     rule: WindowRule = "timm" if format == "timm" else "microsoft"
